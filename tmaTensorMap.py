@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 # What any sample needs and none teaches: errors in one line, environment checks, a deadline. It
 # lies beside this file, or two folders up in a CUDA samples tree.
-HERE = Path(__file__).resolve().parent
+PROGRAM, HERE = Path(__file__).name, Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "Utilities"), str(HERE.parent.parent / "Utilities")]
 try:
     import cuda_samples_utils as utils
@@ -101,29 +101,29 @@ extern "C" __global__ void tma_copy(const __grid_constant__ TensorMap tensor_map
 FIRST_PATTERN, SECOND_PATTERN, POISON_PATTERN = 0x00000000, 0xFFFFFFFF, 0x5A5A5A5A
 GUARD_ELEMENTS = 32 * 1024  # poisoned on both sides of the output, to see a write past its ends
 
+HANG_CAUSE = (
+    "the classic cause is a byte count given to barrier_arrive_tx that is not what the load brings"
+)
 DEADLINE_SECONDS = 10  # for one launch, which takes about 0.01 s for 2^32 elements on an H200
 
 
 def parse_arguments(
     argv: Sequence[str] | None,
 ) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    parser = argparse.ArgumentParser(
-        prog=Path(__file__).name, description="Copy float32 tiles with TMA and verify the copy."
-    )
-    help_elements = f"float32 elements, a multiple of {TILE_ELEMENTS} (default: %(default)s)"
-    parser.add_argument("--elements", type=int, default=1024, metavar="N", help=help_elements)
-    help_device = "id of the GPU (default: %(default)s)"
-    parser.add_argument("--device", type=int, default=0, metavar="N", help=help_device)
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    elements_help = f"float32 elements, a multiple of {TILE_ELEMENTS} (default: %(default)s)"
+    parser.add_argument("--elements", type=int, default=1024, metavar="N", help=elements_help)
+    device_help = "id of the GPU (default: %(default)s)"
+    parser.add_argument("--device", type=int, default=0, metavar="N", help=device_help)
     arguments = parser.parse_args(argv)
-    if arguments.elements < 1 or arguments.elements % TILE_ELEMENTS:
-        below = max(arguments.elements, 0) // TILE_ELEMENTS * TILE_ELEMENTS
-        nearest = " or ".join(str(n) for n in (below, below + TILE_ELEMENTS) if n > 0)
-        parser.error(
-            f"argument --elements: {arguments.elements} is not a positive multiple of"
-            f" {TILE_ELEMENTS}; the nearest valid values: {nearest}"
-        )
-    if arguments.device < 0:
-        parser.error(f"argument --device: {arguments.device} is negative; ids start at 0")
+    elements, device = arguments.elements, arguments.device
+    if elements < 1 or elements % TILE_ELEMENTS:
+        below = max(elements, 0) // TILE_ELEMENTS * TILE_ELEMENTS
+        nearest = f"{below} or {below + TILE_ELEMENTS}" if below else TILE_ELEMENTS
+        problem = f"{elements} is not a positive multiple of {TILE_ELEMENTS}"
+        parser.error(f"argument --elements: {problem}; nearest: {nearest}")
+    if device < 0:
+        parser.error(f"argument --device: {device} is negative, and ids start at 0")
     return arguments, parser
 
 
@@ -182,19 +182,14 @@ def build_tensor_map(tensor: cupy.ndarray) -> TensorMapDescriptor:
 def launch_copy(
     stream: Stream, kernel: Kernel, tensor_map: TensorMapDescriptor, output: cupy.ndarray
 ) -> None:
-    """Copy the tensor behind the descriptor to output, and wait until that is done."""
+    """Start copying the tensor behind the descriptor to output, which has as many elements."""
     import numpy
     from cuda.core import LaunchConfig, launch
 
     tiles = output.size // TILE_ELEMENTS
     config = LaunchConfig(grid=-(-tiles // TILES_PER_BOX), block=BLOCK_THREADS)
-    # The descriptor goes by value: 128 bytes, copied by this call.
+    # The descriptor goes by value: this call copies its 128 bytes.
     launch(stream, config, kernel, tensor_map, output.data.ptr, numpy.uint32(tiles))
-    utils.wait(
-        stream,
-        DEADLINE_SECONDS,
-        "a barrier that expects more bytes than the TMA load brings is the classic cause",
-    )
 
 
 def fill(array: cupy.ndarray, pattern: int) -> None:
@@ -214,44 +209,37 @@ def check_copy(step: str, guarded_output: cupy.ndarray, pattern: int) -> None:
     """
     import cupy
 
-    # One pass and no reduction, since CuPy compiles its first one for 5 s. Counts the differences
-    # and keeps the lowest place, in the output (report[0:2]) and in the guards (report[2:4]).
+    # One pass, and no reduction: CuPy compiles its first reduction for 5 s.
     compare = cupy.ElementwiseKernel(
         "uint32 found, int64 begin, int64 end, uint32 pattern, uint32 poison",
-        "raw uint64 report",
+        "raw uint64 report",  # wrong in the output, wrong in the guards, lowest wrong place
         """
         const bool guard = i < begin || i >= end;
         const unsigned int expected = guard ? i ^ poison : (i - begin) ^ pattern;
         if (found != expected) {
-            atomicAdd(&report[guard ? 2 : 0], 1ull);
-            atomicMin(&report[guard ? 3 : 1], static_cast<unsigned long long>(i));
+            atomicAdd(&report[guard ? 1 : 0], 1ull);
+            atomicMin(&report[2], static_cast<unsigned long long>(i));
         }
         """,
         "compare",
     )
     bits = guarded_output.view(cupy.uint32)
     begin, end = GUARD_ELEMENTS, bits.size - GUARD_ELEMENTS
-    report = cupy.array([0, bits.size, 0, bits.size], dtype=cupy.uint64)
+    report = cupy.array([0, 0, bits.size], cupy.uint64)
     compare(bits, begin, end, cupy.uint32(pattern), cupy.uint32(POISON_PATTERN), report)
-    wrong, first_wrong, overwritten, first_overwritten = report.tolist()
-
-    def describe(place: int, expected: int) -> str:
-        element, found = place - begin, int(bits[place])
-        never = ", never written" if found == (place ^ POISON_PATTERN) & 0xFFFFFFFF else ""
-        return (
-            f"the first is element {element} (tile {element // TILE_ELEMENTS}):"
-            f" expected 0x{expected & 0xFFFFFFFF:08x}, found 0x{found:08x}{never}"
-        )
-
-    problems = []
-    if wrong:
-        text = describe(first_wrong, (first_wrong - begin) ^ pattern)
-        problems.append(f"{wrong} of {end - begin} elements differ, {text}")
-    if overwritten:
-        text = describe(first_overwritten, first_overwritten ^ POISON_PATTERN)
-        problems.append(f"{overwritten} elements past the ends of the output were written, {text}")
-    if problems:
-        raise utils.SampleError(f"{step}: {'; '.join(problems)}")
+    wrong, overwritten, place = report.tolist()
+    if not wrong and not overwritten:
+        return
+    poison = (place ^ POISON_PATTERN) & 0xFFFFFFFF
+    expected = ((place - begin) ^ pattern) & 0xFFFFFFFF if begin <= place < end else poison
+    found = int(bits[place])
+    raise utils.SampleError(
+        f"{step}: {wrong} of {end - begin} elements differ"
+        + (f", and {overwritten} were written past the ends of the output" if overwritten else "")
+        + f"; the first is element {place - begin} (tile {(place - begin) // TILE_ELEMENTS}):"
+        f" expected bits 0x{expected:08x}, found 0x{found:08x}"
+        + (" (poison: never written)" if found == poison else "")
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -261,10 +249,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if utils is None:
         parse_arguments(argv)
-        sys.exit(
-            f"{Path(__file__).name}: error: the module Utilities/cuda_samples_utils.py is missing:"
-            " download it too, and keep it in a folder Utilities beside this file"
-        )
+        missing = "Utilities/cuda_samples_utils.py is missing: download it, and keep it in a folder"
+        sys.exit(f"{PROGRAM}: error: {missing} Utilities beside this file")
     with utils.errors_in_one_line(__file__):
         arguments, parser = parse_arguments(argv)
         elements = arguments.elements
@@ -298,6 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tensor_map = build_tensor_map(first)
             fill(guarded_output, POISON_PATTERN)
             launch_copy(stream, kernel, tensor_map, output)
+            utils.wait(stream, DEADLINE_SECONDS, HANG_CAUSE)
             check_copy("TMA copy", guarded_output, FIRST_PATTERN)
             tiles = elements // TILE_ELEMENTS
             print(f"TMA copy verified: {elements} elements across {tiles} tiles")
@@ -307,6 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             tensor_map.replace_address(second)
             fill(guarded_output, POISON_PATTERN)
             launch_copy(stream, kernel, tensor_map, output)
+            utils.wait(stream, DEADLINE_SECONDS, HANG_CAUSE)
             check_copy("replace_address", guarded_output, SECOND_PATTERN)
             print("replace_address verified: descriptor reused with new source tensor")
         return 0

@@ -58,9 +58,9 @@ def errors_in_one_line(script: str) -> Iterator[None]:
     """End a foreseeable failure inside the `with` block in one line on standard error.
 
     Execution goes on behind the block. What is not foreseeable keeps its traceback. Where
-    standard output cannot be written, SystemExit(1) is raised. A kernel that hangs ends the
-    process at once with status 1, and so does Ctrl-C with 130: an ordinary exit would wait for
-    the GPU.
+    standard output cannot be written, SystemExit(1) is raised. A kernel that hangs and a CUDA
+    error end the process at once with status 1, and so does Ctrl-C with 130: an ordinary exit
+    would wait for the GPU.
     """
     program = Path(script).name
     default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -88,6 +88,7 @@ def errors_in_one_line(script: str) -> Iterator[None]:
         if not type(error).__module__.startswith(("cuda.", "cupy")):
             raise
         _print_error(program, " ".join(f"CUDA: {error}".split()))
+        _end_process(1)  # the destructors of a broken context print tracebacks
     finally:
         if default_handler:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -212,8 +213,8 @@ def open_device(device_id: int, parser: argparse.ArgumentParser) -> Device:
     if version < 1000 * CUDA_MAJOR:
         supported = f"{version // 1000}.{version % 1000 // 10}"
         raise NoUsableGpu(
-            f"the NVIDIA driver is too old: it supports CUDA {supported}, and {CUDA_MAJOR}.0 or newer"
-            " is needed: update the driver to 580 or newer"
+            f"the NVIDIA driver is too old: it supports CUDA {supported}, and {CUDA_MAJOR}.0 is"
+            " needed: update the driver to 580 or newer"
         )
     count = driver.cuDeviceGetCount()[1]
     if device_id >= count:
