@@ -145,6 +145,15 @@ def require_packages(script: str) -> None:
         raise SampleError(f"{problem}; {requirement} is needed: {pip_install(requirement)}")
 
 
+def require_module(module: str, requirement: str) -> None:
+    """Raise SampleError, with the command that installs it, where a module cannot be imported."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        problem = " ".join(str(error).split())
+        raise SampleError(f"{problem}; install it: {pip_install(requirement)}") from error
+
+
 def inline_dependencies(script: str) -> list[str]:
     """Return the requirements in a script's inline metadata, such as "numpy>=1.24"."""
     text = Path(script).read_text(encoding="utf-8")

@@ -1,0 +1,669 @@
+# SPDX-FileCopyrightText: The tmaTensorMap contributors
+# SPDX-License-Identifier: BSD-3-Clause
+"""Measure the sample: its kernel against other copies, its descriptor, and its first seconds.
+
+    python benchmarks/copyBandwidth.py [--quick] [--json FILE] [--plot FILE] [--device N]
+
+All copies run in one process, on the same buffers, in an order shuffled anew in every round, and
+are checked bit for bit before they are timed. GB/s counts the bytes read and the bytes written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import tmaTensorMap as sample  # noqa: E402
+from tmaTensorMap import utils  # noqa: E402
+
+if TYPE_CHECKING:
+    import cupy
+    from cuda.core import Device, Kernel, Stream
+
+    Copy = Callable[[], object]  # starts one copy on the stream
+    Bind = Callable[[cupy.ndarray, cupy.ndarray], Copy]  # (source, target), both 1-D float32
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+SIZES = [64 * KIB * 4**step for step in range(9)]  # bytes of one array: 64 KiB to 4 GiB
+QUICK_SIZES = [MIB, 64 * MIB, GIB]
+ROUNDS, QUICK_ROUNDS = 40, 10
+WARM_UP_ROUNDS = 3
+PROCESS_RUNS = 7  # of the whole script, cold and warm each
+GROWTH_ELEMENTS = [2**10, 2**20, 2**26, 2**30, 2**32]
+GRAPH_UP_TO = 256 * MIB  # larger copies are timed one by one on the stream
+REFERENCE = "cudaMemcpyAsync"
+SHIPPED = "this sample"
+TEXTBOOK = "textbook TMA"
+
+TEXTBOOK_SOURCE = r"""
+#include <cuda/barrier>
+#include <cuda/ptx>
+
+struct alignas(128) TensorMap { unsigned char bytes[128]; };
+using Barrier = cuda::barrier<cuda::thread_scope_block>;
+#pragma nv_diag_suppress static_var_with_dynamic_init
+
+// One tile a block, a thread an element, and every thread arrives: 512 bytes in flight a block.
+extern "C" __global__ void textbook_copy(const __grid_constant__ TensorMap tensor_map,
+                                         float* output)
+{
+    __shared__ alignas(128) float tile[TILE_ELEMENTS];
+    __shared__ Barrier barrier;
+    if (threadIdx.x == 0) {
+        init(&barrier, blockDim.x);
+        cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
+    }
+    __syncthreads();
+    Barrier::arrival_token token;
+    if (threadIdx.x == 0) {
+        const int coordinates[1] = {static_cast<int>(blockIdx.x) * TILE_ELEMENTS};
+        cuda::ptx::cp_async_bulk_tensor(cuda::ptx::space_shared, cuda::ptx::space_global, tile,
+                                        &tensor_map, coordinates,
+                                        cuda::device::barrier_native_handle(barrier));
+        token = cuda::device::barrier_arrive_tx(barrier, 1, sizeof(tile));
+    } else {
+        token = barrier.arrive();
+    }
+    barrier.wait(cuda::std::move(token));
+    output[size_t{blockIdx.x} * TILE_ELEMENTS + threadIdx.x] = tile[threadIdx.x];
+}
+"""
+
+
+def parse_arguments(
+    argv: Sequence[str] | None,
+) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser(prog=Path(__file__).name, description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="three sizes, no cold starts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the bandwidth (png, svg)")
+    parser.add_argument(
+        "--device", type=int, default=0, metavar="N", help="id of the GPU (default: %(default)s)"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.device < 0:
+        parser.error(f"argument --device: {arguments.device} is negative, and ids start at 0")
+    # Judged now, not when the measurements are done and would be lost.
+    for option, path in (("--json", arguments.json), ("--plot", arguments.plot)):
+        if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+            parser.error(f"argument {option}: {path} cannot be written")
+    if arguments.plot and arguments.plot.suffix not in (".png", ".svg", ".pdf"):
+        parser.error(f"argument --plot: {arguments.plot} must end in .png, .svg or .pdf")
+    return arguments, parser
+
+
+# --- The contenders: each binds one copy to its buffers and returns what starts it.
+
+
+def bind_sample(stream: Stream, kernel: Kernel) -> Bind:
+    def bind(source: cupy.ndarray, target: cupy.ndarray) -> Copy:
+        tensor_map = sample.build_tensor_map(source)
+        return lambda: sample.launch_copy(stream, kernel, tensor_map, target)
+
+    return bind
+
+
+def bind_textbook(stream: Stream, arch: str) -> Bind:
+    from cuda.core import LaunchConfig, Program, ProgramOptions, launch
+    from cuda.core.utils import StridedMemoryView
+
+    options = ProgramOptions(
+        arch=arch,
+        std="c++17",
+        include_path=sample.include_directories(),
+        define_macro=[("TILE_ELEMENTS", str(sample.TILE_ELEMENTS))],
+    )
+    with utils.compiler_errors():
+        code = Program(TEXTBOOK_SOURCE, "c++", options).compile("cubin")
+    kernel = code.get_kernel("textbook_copy")
+
+    def bind(source: cupy.ndarray, target: cupy.ndarray) -> Copy:
+        view = StridedMemoryView.from_any_interface(source, stream_ptr=-1)
+        tensor_map = view.as_tensor_map(box_dim=(sample.TILE_ELEMENTS,))
+        config = LaunchConfig(grid=source.size // sample.TILE_ELEMENTS, block=sample.TILE_ELEMENTS)
+        return lambda: launch(stream, config, kernel, tensor_map, target.data.ptr)
+
+    return bind
+
+
+def bind_memcpy(stream: Stream) -> Bind:
+    from cupy.cuda import runtime
+
+    def bind(source: cupy.ndarray, target: cupy.ndarray) -> Copy:
+        to, at, size = target.data.ptr, source.data.ptr, source.nbytes
+        kind, handle = runtime.memcpyDeviceToDevice, int(stream.handle)
+        return lambda: runtime.memcpyAsync(to, at, size, kind, handle)
+
+    return bind
+
+
+def bind_cupy() -> Bind:
+    import cupy
+
+    return lambda source, target: lambda: cupy.copyto(target, source)
+
+
+def bind_torch() -> Bind:
+    import torch
+
+    def bind(source: cupy.ndarray, target: cupy.ndarray) -> Copy:
+        to, at = torch.from_dlpack(target), torch.from_dlpack(source)
+        return lambda: to.copy_(at, non_blocking=True)
+
+    return bind
+
+
+def bind_triton(rows: int) -> Bind:
+    import torch
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    import triton_copies
+
+    def bind(source: cupy.ndarray, target: cupy.ndarray) -> Copy:
+        shape = (-1, sample.TILE_ELEMENTS)
+        block = [rows, sample.TILE_ELEMENTS]
+        tensors = [torch.from_dlpack(array).view(shape) for array in (source, target)]
+        descriptors = [TensorDescriptor.from_tensor(tensor, block) for tensor in tensors]
+        grid = (-(-tensors[0].shape[0] // rows),)
+        return lambda: triton_copies.triton_copy[grid](*descriptors, *block)
+
+    return bind
+
+
+def bind_gluon(elements: int) -> Bind:
+    import torch
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    import triton_copies
+
+    def bind(source: cupy.ndarray, target: cupy.ndarray) -> Copy:
+        layout = gl.NVMMASharedLayout.get_default_for([elements], gl.float32)
+        descriptors = [
+            TensorDescriptor.from_tensor(torch.from_dlpack(array), [elements], layout)
+            for array in (source, target)
+        ]
+        grid = (-(-source.size // elements),)
+        return lambda: triton_copies.gluon_copy[grid](*descriptors, elements)
+
+    return bind
+
+
+def bind_contenders(stream: Stream, device: Device) -> tuple[dict[str, Bind], list[str]]:
+    """Return the contenders by name, and a line for each that cannot run here.
+
+    A name with " / " is one variant of several, of which the tables show the best at each size.
+    """
+    arch = f"sm_{device.arch}"
+    contenders = {
+        SHIPPED: bind_sample(stream, sample.compile_kernel(arch).get_kernel("tma_copy")),
+        REFERENCE: bind_memcpy(stream),
+        TEXTBOOK: bind_textbook(stream, arch),
+        "CuPy copyto": bind_cupy(),
+    }
+    optional = {
+        "torch copy_": bind_torch,
+        **{
+            f"Triton TMA / {rows} rows": lambda rows=rows: bind_triton(rows)
+            for rows in (8, 32, 128)
+        },
+        **{f"Gluon 1-D TMA / {n}": lambda n=n: bind_gluon(n) for n in (1024, 4096, 16384)},
+    }
+    left_out = []
+    for name, make in optional.items():
+        try:
+            contenders[name] = make()
+        except ImportError as error:
+            left_out.append(f"{name} is left out: {' '.join(str(error).split())}")
+    return contenders, left_out
+
+
+# --- Bandwidth by size
+
+
+class Buffers:
+    """Pairs of source and target arrays, one behind the other in two large allocations."""
+
+    def __init__(self, elements: int) -> None:
+        import cupy
+
+        self.source = cupy.empty(elements, cupy.float32)
+        self.guarded_target = cupy.empty(elements + 2 * sample.GUARD_ELEMENTS, cupy.float32)
+        sample.fill(self.source, sample.FIRST_PATTERN)
+
+    def pairs(self, elements: int, count: int) -> list[tuple[cupy.ndarray, cupy.ndarray]]:
+        target = self.guarded_target[sample.GUARD_ELEMENTS :]
+        starts = [i * elements for i in range(count)]
+        return [(self.source[s : s + elements], target[s : s + elements]) for s in starts]
+
+    def check(self, name: str, elements: int, copy_all: Callable[[], None]) -> None:
+        """Run copies that fill `elements` of the target, and compare them bit for bit."""
+        guarded = self.guarded_target[: elements + 2 * sample.GUARD_ELEMENTS]
+        sample.fill(guarded, sample.POISON_PATTERN)
+        copy_all()
+        sample.check_copy(name, guarded, sample.FIRST_PATTERN)
+
+
+def start_all(copies: Sequence[Copy]) -> None:
+    for copy in copies:
+        copy()
+
+
+def bandwidth(
+    contenders: dict[str, Bind], size: int, buffers: Buffers, l2_bytes: int, rounds: int
+) -> dict[str, dict[str, Any]]:
+    """Return the GB/s of each contender for arrays of `size` bytes.
+
+    Up to GRAPH_UP_TO each round times many copies in a CUDA graph, over rotating buffers that
+    together exceed the L2 cache four times: the device alone, not the host and not the cache.
+    Above, single copies on the stream, since cudaMemcpyAsync is slow in a graph there.
+    """
+    import cupy
+
+    stream = cupy.cuda.get_current_stream()
+    elements = size // 4
+    in_graph = size <= GRAPH_UP_TO
+    pairs = buffers.pairs(elements, max(2, -(-2 * l2_bytes // size)) if in_graph else 1)
+    repeats = max(1, 8 // len(pairs)) if in_graph else 1
+    starts: dict[str, Copy] = {}
+    for name, bind in contenders.items():
+        copies = [bind(*pair) for pair in pairs]
+        buffers.check(name, elements * len(pairs), lambda copies=copies: start_all(copies))
+        if in_graph:
+            stream.begin_capture()
+            start_all(copies * repeats)
+            starts[name] = stream.end_capture().launch
+            buffers.check(name, elements * len(pairs), starts[name])
+        else:
+            starts[name] = copies[0]
+    measured: dict[str, list[float]] = {name: [] for name in contenders}
+    begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+    bytes_moved = 2 * size * len(pairs) * repeats
+    for number in range(-WARM_UP_ROUNDS, rounds):
+        for name in random.sample(list(starts), len(starts)):
+            begin.record()
+            starts[name]()
+            end.record()
+            end.synchronize()
+            if number >= 0:
+                milliseconds = cupy.cuda.get_elapsed_time(begin, end)
+                measured[name].append(bytes_moved / milliseconds / 1e6)
+    return best_variants(measured)
+
+
+def spread(values: Sequence[float], digits: int = 1) -> dict[str, float]:
+    """Return the median, and the 10th and the 90th percentile."""
+    deciles = statistics.quantiles(values, n=10, method="inclusive")
+    summary = {"median": statistics.median(values), "p10": deciles[0], "p90": deciles[-1]}
+    return {name: round(value, digits) for name, value in summary.items()}
+
+
+def best_variants(measured: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
+    """Summarise each contender, of variants the one with the highest median."""
+    best: dict[str, dict[str, Any]] = {}
+    reference = statistics.median(measured[REFERENCE])
+    for variant, values in measured.items():
+        name = variant.partition(" / ")[0]
+        row = spread(values) | {"variant": variant.partition(" / ")[2]}
+        row["ratio"] = round(statistics.median(values) / reference, 3)
+        if name not in best or row["median"] > best[name]["median"]:
+            best[name] = row
+    return best
+
+
+# --- What a descriptor costs on the host
+
+
+def microseconds(call: Callable[[], object], stream: Stream, calls: int = 3000) -> dict[str, float]:
+    values = []
+    for i in range(calls):
+        begin = time.perf_counter_ns()
+        call()
+        values.append((time.perf_counter_ns() - begin) / 1000)
+        if i % 100 == 0:
+            stream.sync()  # a full launch queue would make the launch wait
+    return spread(values[calls // 10 :], 2)
+
+
+def host_costs(stream: Stream, kernel: Kernel) -> dict[str, dict[str, float]]:
+    import cupy
+    from cuda.core.utils import StridedMemoryView
+
+    first, second, output = (cupy.empty(1024, cupy.float32) for _ in range(3))
+    tensor_map = sample.build_tensor_map(first)
+    view = StridedMemoryView.from_any_interface(second, stream_ptr=-1)
+    return {
+        name: microseconds(call, stream)
+        for name, call in {
+            "view and as_tensor_map": lambda: sample.build_tensor_map(first),
+            "replace_address(array)": lambda: tensor_map.replace_address(second),
+            "replace_address(view)": lambda: tensor_map.replace_address(view),
+            "launch": lambda: sample.launch_copy(stream, kernel, tensor_map, output),
+        }.items()
+    }
+
+
+# --- Processes: the first seconds, and how cost grows
+
+PRELUDE = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); import tmaTensorMap as sample\n"
+
+# The same steps with the comparison that one would write first.
+ARRAY_EQUAL = (
+    PRELUDE
+    + """
+import cupy
+def check_copy(step, guarded_output, pattern):
+    output = guarded_output[sample.GUARD_ELEMENTS : -sample.GUARD_ELEMENTS]
+    expected = cupy.empty_like(output)
+    sample.fill(expected, pattern)
+    if not cupy.array_equal(output.view(cupy.uint32), expected.view(cupy.uint32)):
+        raise sample.utils.SampleError(step)
+sample.check_copy = check_copy
+sys.exit(sample.main(sys.argv[1:]))
+"""
+)
+
+# Prints the seconds of each stage. A stage ends where a function is called or returns.
+STAGES = (
+    "import json, time; begin = time.perf_counter()\n"
+    + PRELUDE
+    + """
+ends = {}
+def watch(owner, name, called, returned):
+    function = getattr(owner, name)
+    def watched(*arguments):
+        ends.setdefault(called, time.perf_counter())
+        result = function(*arguments)
+        ends.setdefault(returned, time.perf_counter())
+        return result
+    setattr(owner, name, watched)
+watch(sample.utils, "require_packages", "script", "imports")
+watch(sample, "compile_kernel", "device", "compilation")
+watch(sample, "build_tensor_map", "data", "tensor map")
+status = sample.main(sys.argv[1:])
+ends["copy and check"] = time.perf_counter()
+starts = [begin, *ends.values()]
+print(json.dumps({stage: end - start for (stage, end), start in zip(ends.items(), starts)}))
+sys.exit(status)
+"""
+)
+
+# Prints what the arrays take, and what the whole device has in use, both at their peak: CuPy's
+# pool gives nothing back before the process ends.
+GROWTH = (
+    PRELUDE
+    + """
+import json
+status = sample.main(sys.argv[1:])
+import cupy
+free, total = cupy.cuda.runtime.memGetInfo()
+arrays = cupy.get_default_memory_pool().total_bytes()
+print(json.dumps({"array_bytes": arrays, "device_bytes_in_use": total - free}))
+sys.exit(status)
+"""
+)
+
+
+def run_python(cache: str, *command: object) -> tuple[float, str]:
+    """Run a Python process, and return its seconds and the last line that it printed."""
+    begin = time.perf_counter()
+    process = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=os.environ | {"CUPY_CACHE_DIR": cache},
+        capture_output=True,
+        text=True,
+    )
+    seconds = time.perf_counter() - begin
+    if process.returncode != 0:
+        raise utils.SampleError(f"a run of the sample failed: {process.stderr.strip()}")
+    return seconds, process.stdout.splitlines()[-1]
+
+
+def first_seconds(device_id: int, runs: int, advance: Callable[[], object]) -> dict[str, Any]:
+    """Return the seconds of whole processes, and of the stages of a cold one."""
+    option = ("--device", device_id)
+    seconds: dict[str, list[float]] = {"cold": [], "warm": [], "cold, cupy.array_equal": []}
+    stages: dict[str, list[float]] = {}
+    for _ in range(runs):
+        with tempfile.TemporaryDirectory() as cache:
+            for name in ("cold", "warm"):
+                seconds[name].append(run_python(cache, ROOT / "tmaTensorMap.py", *option)[0])
+                advance()
+        with tempfile.TemporaryDirectory() as cache:
+            seconds["cold, cupy.array_equal"].append(
+                run_python(cache, "-c", ARRAY_EQUAL, *option)[0]
+            )
+            advance()
+        with tempfile.TemporaryDirectory() as cache:
+            _, line = run_python(cache, "-c", STAGES, *option)
+            for stage, value in json.loads(line).items():
+                stages.setdefault(stage, []).append(value)
+            advance()
+    return {
+        "runs": runs,
+        "seconds": {name: spread(values, 2) for name, values in seconds.items()},
+        "stages": {name: spread(values, 3) for name, values in stages.items()},
+    }
+
+
+def growth(device_id: int, elements: int, cache: str) -> dict[str, Any]:
+    command = (GROWTH, "--device", device_id, "--elements", elements)
+    seconds, line = run_python(cache, "-c", *command)
+    return {"elements": elements, "seconds": round(seconds, 2), **json.loads(line)}
+
+
+# --- Report
+
+
+def machine(device: Device) -> dict[str, Any]:
+    """Return what the figures were measured on, and the hash of the kernel measured."""
+    from cuda.bindings import nvrtc
+    from cupy.cuda import runtime
+
+    packages = ["cuda-bindings", "cuda-core", "cuda-pathfinder", "cupy-cuda13x", "numpy"]
+    packages += ["torch", "triton"]
+    versions = {}
+    for name in packages:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    attributes = runtime.deviceGetAttribute
+    clock = attributes(runtime.cudaDevAttrMemoryClockRate, device.device_id)  # kHz
+    width = attributes(runtime.cudaDevAttrGlobalMemoryBusWidth, device.device_id)  # bits
+    driver = runtime.driverGetVersion()
+    return {
+        "gpu": device.name,
+        "multiprocessors": attributes(runtime.cudaDevAttrMultiProcessorCount, device.device_id),
+        "l2_bytes": attributes(runtime.cudaDevAttrL2CacheSize, device.device_id),
+        "memory_peak_gb_s": round(2 * clock * 1e3 * width / 8 / 1e9),  # double data rate
+        "driver": driver_version(),
+        "driver_cuda": f"{driver // 1000}.{driver % 1000 // 10}",
+        "nvrtc": ".".join(map(str, nvrtc.nvrtcVersion()[1:])),
+        "python": sys.version.split()[0],
+        "packages": versions,
+        "date": datetime.date.today().isoformat(),
+        "kernel_sha256": hashlib.sha256(sample.KERNEL_SOURCE.encode()).hexdigest(),
+        "tile_elements": sample.TILE_ELEMENTS,
+        "tiles_per_box": sample.TILES_PER_BOX,
+    }
+
+
+def driver_version() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.split()[0]
+    except (OSError, IndexError):
+        return None
+
+
+def size_name(size: int) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size // KIB} KiB"
+
+
+def print_bandwidth(size: int, rows: dict[str, dict[str, Any]]) -> None:
+    how = "device time in a CUDA graph" if size <= GRAPH_UP_TO else "single copies on the stream"
+    print(f"\n{size_name(size)}, {how}")
+    print(f"  {'':24}  GB/s   10th to 90th   of {REFERENCE}")
+    for name, row in sorted(rows.items(), key=lambda item: -item[1]["median"]):
+        label = f"{name} ({row['variant']})" if row["variant"] else name
+        band = f"{row['p10']:.0f} to {row['p90']:.0f}"
+        print(f"  {label:24} {row['median']:5.0f}   {band:>12}   {row['ratio']:.2f}")
+
+
+def print_spreads(title: str, unit: str, rows: dict[str, dict[str, float]]) -> None:
+    print(f"\n{title}")
+    for name, row in rows.items():
+        band = f"{row['p10']} to {row['p90']}"
+        print(f"  {name:24} {row['median']:8} {unit}   (10th to 90th: {band})")
+
+
+def plot_bandwidth(results: dict[str, Any], path: Path) -> None:
+    """Draw the bandwidth over the size, for a README that shows it 800 pixels wide."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    # Okabe and Ito's palette, which colour-blind readers can tell apart.
+    styles = {
+        SHIPPED: ("#D55E00", "o"),
+        REFERENCE: ("#000000", None),
+        TEXTBOOK: ("#0072B2", "s"),
+        "CuPy copyto": ("#56B4E9", "v"),
+        "torch copy_": ("#009E73", "^"),
+        "Triton TMA": ("#CC79A7", "D"),
+        "Gluon 1-D TMA": ("#E69F00", "P"),
+    }
+    sizes = [entry["bytes"] for entry in results["bandwidth"]]
+    figure, axes = pyplot.subplots(figsize=(8, 5), dpi=200, layout="constrained")
+    for name, (colour, marker) in styles.items():
+        rows = [entry["contenders"].get(name) for entry in results["bandwidth"]]
+        if None in rows:
+            continue
+        front = {"zorder": 4, "linewidth": 2.5} if name == SHIPPED else {"linewidth": 1.5}
+        dashes = "--" if name == REFERENCE else "-"
+        medians, low, high = ([row[key] for row in rows] for key in ("median", "p10", "p90"))
+        axes.plot(sizes, medians, dashes, color=colour, marker=marker, label=name, **front)
+        axes.fill_between(sizes, low, high, color=colour, alpha=0.2, linewidth=0)
+    peak = results["machine"]["memory_peak_gb_s"]
+    axes.axhline(peak, color="#555555", linestyle=":", label=f"memory peak, {peak} GB/s")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [size_name(size) for size in sizes])
+    axes.set_ylim(0, peak * 1.08)
+    axes.set_xlabel("size of the array copied")
+    axes.set_ylabel("bandwidth, read and written (GB/s)")
+    axes.set_title(f"Device-to-device copies on an {results['machine']['gpu']}")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize=10)
+    pyplot.close(figure)
+    write_whole(path, lambda target: figure.savefig(target, format=path.suffix[1:]))
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file under another name first, so that no half of it is left in its place."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    try:
+        write(unfinished)
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise utils.SampleError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def measure(device: Device, quick: bool) -> dict[str, Any]:
+    """Take all measurements, and print each as it is done."""
+    import cupy
+    from cuda.core import Stream
+    from tqdm import tqdm
+
+    rounds = QUICK_ROUNDS if quick else ROUNDS
+    free = cupy.cuda.runtime.memGetInfo()[0]
+    sizes = [size for size in (QUICK_SIZES if quick else SIZES) if size < free // 3]
+    runs = 0 if quick else PROCESS_RUNS
+    counts = [] if quick else [count for count in GROWTH_ELEMENTS if 14 * count < free]
+    results = {"machine": machine(device), "rounds": rounds, "bandwidth": []}
+    total = len(sizes) + 1 + 4 * runs + len(counts)
+    with (
+        cupy.cuda.Stream(non_blocking=True) as cupy_stream,
+        tqdm(total=total, disable=not sys.stdout.isatty()) as progress,
+        tempfile.TemporaryDirectory() as cache,
+    ):
+        utils.print_gpu_info(device)
+        stream = Stream.from_handle(cupy_stream.ptr)
+        contenders, left_out = bind_contenders(stream, device)
+        print(*left_out, sep="\n")
+        l2_bytes = results["machine"]["l2_bytes"]
+        buffers = Buffers(max(*sizes, 2 * GRAPH_UP_TO, 4 * l2_bytes) // 4)
+        for size in sizes:
+            rows = bandwidth(contenders, size, buffers, l2_bytes, rounds)
+            results["bandwidth"].append({"bytes": size, "contenders": rows})
+            print_bandwidth(size, rows)
+            progress.update()
+        del buffers
+        cupy.get_default_memory_pool().free_all_blocks()  # the processes below need it
+
+        kernel = sample.compile_kernel(f"sm_{device.arch}").get_kernel("tma_copy")
+        results["host"] = host_costs(stream, kernel)
+        print_spreads("Host cost of a call", "µs", results["host"])
+        progress.update()
+        if runs:
+            results["process"] = first_seconds(device.device_id, runs, progress.update)
+            print_spreads("Whole process at the default size", "s", results["process"]["seconds"])
+            print_spreads("Stages of a cold one", "s", results["process"]["stages"])
+        for count in counts:
+            row = growth(device.device_id, count, cache)
+            results.setdefault("growth", []).append(row)
+            progress.update()
+    if counts:
+        print("\nThe sample by size")
+        for row in results["growth"]:
+            arrays, in_use = (row[key] / MIB for key in ("array_bytes", "device_bytes_in_use"))
+            print(
+                f"  {row['elements']:>10} elements  {row['seconds']:6.2f} s"
+                f"  {arrays:>9,.0f} MiB in arrays  {in_use:>9,.0f} MiB in use on the device"
+            )
+    return results
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print tables, and write what --json and --plot name. Returns 0, or 1 on failure."""
+    with utils.errors_in_one_line(__file__):
+        arguments, parser = parse_arguments(argv)
+        utils.require_packages(sample.__file__)
+        for module in ("tqdm", *(["matplotlib"] if arguments.plot else [])):
+            utils.require_module(module, module)
+        device = utils.open_device(arguments.device, parser)
+        if not utils.has_compute_capability(device, (9, 0), "TMA", "Hopper or later"):
+            return 1
+        device.set_current()
+        results = measure(device, arguments.quick)
+        if arguments.json:
+            text = json.dumps(results, indent=2) + "\n"
+            write_whole(arguments.json, lambda target: target.write_text(text, encoding="utf-8"))
+        if arguments.plot:
+            plot_bandwidth(results, arguments.plot)
+        return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
