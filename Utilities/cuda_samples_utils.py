@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -126,32 +125,50 @@ def require_packages(script: str) -> None:
     command that mends it.
     """
     _give_cupy_a_cache()
-    for requirement in inline_dependencies(script):
-        name, lowest, limit = re.match(
-            r"([\w-]+)(?:\[.*\])?>=([\d.]+)(?:,<([\d.]+))?$", requirement
-        ).groups()
-        if name not in MODULES:
-            continue
-        try:
-            version = _import_quietly(MODULES[name]).__version__
-        except ModuleNotFoundError as error:
-            problem = f"{name} is not installed (no module named {error.name})"
-        except ImportError as error:
-            problem = f"{name} cannot be imported ({' '.join(str(error).split())})"
-        else:
-            if _numbers(lowest) <= _numbers(version) < _numbers(limit or "9999"):
-                continue
-            problem = f"{name} is of version {version}"
-        raise SampleError(f"{problem}; {requirement} is needed: {pip_install(requirement)}")
+    with warnings.catch_warnings():
+        # CuPy and cuda.pathfinder warn once when CUDA_HOME and CUDA_PATH differ, which would be an
+        # error under `python -W error`. What they are asked for is checked where it is used.
+        warnings.simplefilter("ignore")
+        for requirement in inline_dependencies(script):
+            _require_package(requirement)
+        if "cuda.pathfinder" in sys.modules:
+            sys.modules["cuda.pathfinder"].get_cuda_path_or_home()
 
 
-def require_module(module: str, requirement: str) -> None:
-    """Raise SampleError, with the command that installs it, where a module cannot be imported."""
+def _require_package(requirement: str) -> None:
+    name, lowest, limit = re.match(
+        r"([\w-]+)(?:\[.*\])?>=([\d.]+)(?:,<([\d.]+))?$", requirement
+    ).groups()
+    if name not in MODULES:
+        return
+    if name == "cupy-cuda13x":
+        _refuse_other_cupy()
     try:
-        importlib.import_module(module)
+        version = getattr(importlib.import_module(MODULES[name]), "__version__", "unknown")
+    except ModuleNotFoundError as error:
+        problem = f"{name} is not installed (no module named {error.name})"
     except ImportError as error:
-        problem = " ".join(str(error).split())
-        raise SampleError(f"{problem}; install it: {pip_install(requirement)}") from error
+        problem = f"{name} cannot be imported ({' '.join(str(error).split())})"
+    else:
+        if _numbers(lowest) <= _numbers(version) < _numbers(limit or "9999"):
+            return
+        problem = f"{name} is of version {version}"
+    raise SampleError(f"{problem}; {requirement} is needed: {pip_install(requirement)}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def _refuse_other_cupy() -> None:
+    for other in ("cupy-cuda11x", "cupy-cuda12x"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            importlib.metadata.distribution(other)
+            raise SampleError(
+                f"{other} is installed, for another CUDA and with the same files as cupy-cuda13x,"
+                f' which is needed: "{sys.executable}" -m pip uninstall -y {other} cupy-cuda13x,'
+                f" then {pip_install('cupy-cuda13x')}"
+            )
 
 
 def inline_dependencies(script: str) -> list[str]:
@@ -161,28 +178,13 @@ def inline_dependencies(script: str) -> list[str]:
     return re.findall(r'^#\s+"(.+)",$', metadata, re.MULTILINE)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
-
-
-def _import_quietly(module: str) -> ModuleType:
-    for other in ("cupy-cuda11x", "cupy-cuda12x") if module == "cupy" else ():
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            importlib.metadata.distribution(other)
-            raise SampleError(
-                f"{other} is installed, for another CUDA and with the same files as cupy-cuda13x,"
-                f' which is needed: "{sys.executable}" -m pip uninstall -y {other} cupy-cuda13x,'
-                f" then {pip_install('cupy-cuda13x')}"
-            )
-    with warnings.catch_warnings():
-        # CuPy and cuda.pathfinder warn when CUDA_HOME and CUDA_PATH differ, an error under
-        # `python -W error`. It decides nothing as long as the headers are found: see
-        # require_headers().
-        warnings.simplefilter("ignore")
-        imported = importlib.import_module(module)
-        if module == "cuda.pathfinder":
-            imported.get_cuda_path_or_home()  # warns on the first call only
-    return imported
+def require_module(module: str, requirement: str) -> None:
+    """Raise SampleError, with the command that installs it, where a module cannot be imported."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        problem = " ".join(str(error).split())
+        raise SampleError(f"{problem}; install it: {pip_install(requirement)}") from error
 
 
 def _give_cupy_a_cache() -> None:

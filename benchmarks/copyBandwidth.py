@@ -587,7 +587,7 @@ def plot_bandwidth(results: dict[str, Any], path: Path) -> None:
     axes.set_ylabel("bandwidth, read and written (GB/s)")
     axes.set_title(f"Device-to-device copies on an {results['machine']['gpu']}")
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=10)
+    axes.legend(loc=(0.02, 0.42), fontsize=10)
     pyplot.close(figure)
     write_whole(path, lambda target: figure.savefig(target, format=path.suffix[1:]))
 

@@ -1,0 +1,170 @@
+# SPDX-FileCopyrightText: The tmaTensorMap contributors
+# SPDX-License-Identifier: BSD-3-Clause
+"""Packages that are missing, too old or in each other's way end in one line with the remedy."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SCRIPT, assert_fails, environment, run, run_code
+
+REQUIREMENTS = [
+    line
+    for line in (ROOT / "requirements.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+
+
+def run_with(site_packages: Path) -> subprocess.CompletedProcess[str]:
+    variables = environment(PYTHONPATH=str(site_packages))
+    return run([sys.executable, "-S", SCRIPT], env=variables)
+
+
+def remedy(distribution: str) -> str:
+    requirement = next(r for r in REQUIREMENTS if r.startswith(distribution))
+    return f'" -m pip install "{requirement}"'
+
+
+def test_no_package_at_all() -> None:
+    process = run([sys.executable, "-S", SCRIPT])
+    assert_fails(process, "numpy is not installed", "numpy>=1.24 is needed", remedy("numpy"))
+    assert process.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "distribution"),
+    [
+        ("numpy", "numpy"),
+        ("cupy", "cupy-cuda13x"),
+        ("cuda/bindings", "cuda-python"),
+        ("cuda/core", "cuda-core"),
+        ("cuda/pathfinder", "cuda-pathfinder"),
+    ],
+)
+def test_one_package_missing(site_packages: Path, module: str, distribution: str) -> None:
+    (site_packages / module).unlink()
+    process = run_with(site_packages)
+    name = module.replace("/", ".")
+    assert_fails(process, f"{distribution} is not installed", name, remedy(distribution))
+
+
+@pytest.mark.parametrize(
+    ("module", "version", "distribution"),
+    [
+        ("cuda/core", "0.6.0", "cuda-core"),  # the last one without tensor maps
+        ("cuda/bindings", "12.9.4", "cuda-python"),
+        ("cuda/bindings", "14.0.0", "cuda-python"),
+        ("cuda/pathfinder", "1.4.4", "cuda-pathfinder"),
+        ("cupy", "13.5.1", "cupy-cuda13x"),
+        ("numpy", "1.23.5", "numpy"),
+    ],
+)
+def test_package_of_another_version(
+    site_packages: Path, module: str, version: str, distribution: str
+) -> None:
+    (site_packages / module).unlink()
+    (site_packages / module).mkdir()
+    (site_packages / module / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    assert_fails(
+        run_with(site_packages), f"{distribution} is of version {version}", remedy(distribution)
+    )
+
+
+def test_broken_package(site_packages: Path) -> None:
+    (site_packages / "cupy").unlink()
+    (site_packages / "cupy.py").write_text("raise ImportError('libfoo.so.1:\\n not found')\n")
+    assert_fails(
+        run_with(site_packages), "cupy-cuda13x cannot be imported (libfoo.so.1: not found)"
+    )
+
+
+@pytest.mark.parametrize("other", ["cupy-cuda11x", "cupy-cuda12x"])
+def test_cupy_for_another_cuda(site_packages: Path, other: str) -> None:
+    info = site_packages / f"{other.replace('-', '_')}-13.6.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {other}\nVersion: 13.6.0\n")
+    assert_fails(
+        run_with(site_packages),
+        f"{other} is installed",
+        f'" -m pip uninstall -y {other} cupy-cuda13x',
+        '" -m pip install "cupy-cuda13x"',
+    )
+
+
+def test_only_the_script_was_downloaded(tmp_path: Path) -> None:
+    alone = shutil.copy(SCRIPT, tmp_path)
+    process = run([sys.executable, alone])
+    assert_fails(process, "Utilities/cuda_samples_utils.py is missing: download it")
+
+
+# The finders of cuda.pathfinder are replaced below: no variable hides a toolkit from them.
+NO_HEADERS = """
+import cuda.pathfinder
+cuda.pathfinder.find_nvidia_header_directory = lambda name: None
+cuda.pathfinder.get_cuda_path_or_home = lambda: {toolkit!r}
+sample.utils.open_device = lambda *_: (_ for _ in ()).throw(sample.utils.NoUsableGpu("no GPU"))
+"""
+
+
+@pytest.mark.parametrize("toolkit", [None, "/nowhere"])
+def test_no_headers(toolkit: str | None) -> None:
+    process = run_code(NO_HEADERS.format(toolkit=toolkit))
+    assert_fails(
+        process,
+        "the header cuda/barrier was not found in the installed packages",
+        '" -m pip install "cuda-toolkit[cccl,cudart]>=13,<14"',
+    )
+
+
+def make_toolkit(folder: Path) -> Path:
+    """Lay out the headers of this environment as a CUDA toolkit does, as links."""
+    import tmaTensorMap as sample
+
+    cccl, cudart = map(Path, sample.include_directories())
+    include = folder / "include"
+    include.mkdir(parents=True)
+    for entry in cudart.iterdir():
+        if entry.name != "cccl":
+            (include / entry.name).symlink_to(entry)
+    (include / "cccl").symlink_to(cccl)
+    return folder
+
+
+def test_headers_of_a_toolkit_folder_alone(tmp_path: Path) -> None:
+    toolkit = make_toolkit(tmp_path / "toolkit")
+    process = run_code(NO_HEADERS.format(toolkit=str(toolkit)))
+    assert_fails(process, "no GPU")
+    assert re.fullmatch(r"Kernel compiled for sm_90: a CUBIN of \d+ bytes. .*\n", process.stdout)
+
+
+def test_headers_of_another_cuda(tmp_path: Path) -> None:
+    toolkit = make_toolkit(tmp_path / "toolkit")
+    header = toolkit / "include" / "cuda_runtime_api.h"
+    text = re.sub(r"(#define CUDART_VERSION +)\d+", r"\g<1>12090", header.read_text())
+    header.unlink()
+    header.write_text(text)
+    process = run_code(NO_HEADERS.format(toolkit=str(toolkit)))
+    assert_fails(process, f"the headers in {toolkit}/include are of CUDA 12, and 13 is needed")
+
+
+def test_no_nvrtc() -> None:
+    process = run_code("""
+import cuda.pathfinder
+load = cuda.pathfinder.load_nvidia_dynamic_lib
+def without_nvrtc(name):
+    if name == "nvrtc":
+        raise cuda.pathfinder.DynamicLibNotFoundError("no libnvrtc.so.13: nvrtc was not found")
+    return load(name)
+cuda.pathfinder.load_nvidia_dynamic_lib = without_nvrtc
+sample.utils.open_device = lambda *_: (_ for _ in ()).throw(sample.utils.NoUsableGpu("no GPU"))
+""")
+    assert_fails(
+        process,
+        "NVRTC, the compiler, was not found (libnvrtc of CUDA 13",
+        '" -m pip install "cuda-toolkit[nvrtc]>=13,<14"',
+    )
