@@ -62,12 +62,13 @@ def errors_in_one_line(script: str) -> Iterator[None]:
     would wait for the GPU.
     """
     program = Path(script).name
+    if sys.stdout is None:
+        _print_error(program, "standard output is closed: nothing could be printed")
+        sys.exit(1)
     default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if default_handler:  # not in a background job, nor where the caller has a handler
         signal.signal(signal.SIGINT, lambda number, frame: _end_process(130))
     try:
-        if sys.stdout is None:
-            raise SampleError("standard output is closed: nothing could be printed")
         try:
             yield
         finally:

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 # Every run inherits these of the surroundings and nothing that would steer CUDA or CuPy.
 STEERING = ("CUPY_", "CUDA_PYTHON_", "CUDA_HOME", "CUDA_PATH", "PYTHONWARNINGS", "PYTHONOPTIMIZE")
+
+
+# Pitfalls in README.md that several files show.
+WRONG_BYTE_COUNT = "A wrong byte count hangs the kernel."
+MISALIGNED_COORDINATE = "A misaligned coordinate is an illegal instruction."
 
 
 @functools.cache
@@ -39,6 +44,7 @@ def hopper_gpus() -> int:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "gpu(count=1): needs GPUs with TMA (Hopper or later)")
+    config.addinivalue_line("markers", "pitfall(title): shows that a pitfall in README.md is real")
     config.addinivalue_line("markers", "no_gpu: shows what happens where there is no driver")
 
 
@@ -49,6 +55,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"needs {needed} GPU(s) of compute capability 9.0, found {hopper_gpus()}")
     if item.get_closest_marker("no_gpu") and hopper_gpus():
         pytest.skip("needs a machine without a GPU")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    marker = item.get_closest_marker("pitfall")
+    if marker and report.failed:
+        report.sections.append(("README.md", f"Mend what Pitfalls says of: {marker.args[0]}"))
+    return report
 
 
 def environment(**changes: str | None) -> dict[str, str]:

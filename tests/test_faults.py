@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import assert_fails, plant, run
+from conftest import WRONG_BYTE_COUNT, assert_fails, plant, run
 
 import tmaTensorMap as sample
-
-pytestmark = pytest.mark.gpu
 
 TILE, BOX = sample.TILE_ELEMENTS, sample.TILE_ELEMENTS * sample.TILES_PER_BOX
 ONE_BLOCK, MANY_BLOCKS, WITH_REST = BOX, 16 * BOX, 16 * BOX + TILE
@@ -157,6 +155,13 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("name", FAULTS)
+def test_fault_can_be_planted(tmp_path: Path, name: str) -> None:
+    """Also where no GPU shows it: a text that no longer stands in the sample plants nothing."""
+    plant(tmp_path, FAULTS[name].change)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("name", "size"), [(name, size) for name, fault in FAULTS.items() for size in fault.sizes]
 )
@@ -178,6 +183,8 @@ def test_fault_is_caught(tmp_path: Path, name: str, size: int) -> None:
     assert "replace_address verified" not in process.stdout
 
 
+@pytest.mark.gpu
+@pytest.mark.pitfall(WRONG_BYTE_COUNT)
 @pytest.mark.parametrize("size", ALL)
 @pytest.mark.parametrize("bytes_more", ["+ 16", "- 16"])
 def test_wrong_byte_count_ends_by_itself(tmp_path: Path, bytes_more: str, size: int) -> None:

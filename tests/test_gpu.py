@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 from conftest import (
+    MISALIGNED_COORDINATE,
     ROOT,
     SCRIPT,
+    WRONG_BYTE_COUNT,
     assert_fails,
     assert_verified,
     copy_sample,
@@ -111,6 +113,7 @@ def test_device_memory_for_arrays_is_bounded() -> None:
     assert 3 * 4 * elements < peak <= (3 * 4 + 1) * elements + 2**20
 
 
+@pytest.mark.pitfall(MISALIGNED_COORDINATE)
 def test_kernel_that_faults(tmp_path: Path) -> None:
     """A CUDA error is one line, although it breaks the context for all that follows."""
     script = plant(
@@ -125,6 +128,7 @@ HANG = (
 )
 
 
+@pytest.mark.pitfall(WRONG_BYTE_COUNT)
 def test_kernel_that_hangs(tmp_path: Path) -> None:
     process = run([sys.executable, plant(tmp_path, HANG)], timeout=sample.DEADLINE_SECONDS + 30)
     assert_fails(

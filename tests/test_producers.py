@@ -1,0 +1,88 @@
+# SPDX-FileCopyrightText: The tmaTensorMap contributors
+# SPDX-License-Identifier: BSD-3-Clause
+"""Descriptors of, and retargeted at, arrays of other packages than CuPy."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+from conftest import ROOT, environment, run
+
+# Copies two arrays, the second through replace_address(), and compares them bit for bit.
+COPY = """
+import sys
+sys.path.insert(0, {root!r})
+import tmaTensorMap as sample
+import cupy
+from cuda.core import Device, Stream
+from cuda.core.utils import StridedMemoryView
+{make}
+device = Device(0)
+device.set_current()
+kernel = sample.compile_kernel(f"sm_{{device.arch}}").get_kernel("tma_copy")
+rows = 65
+box = (sample.TILES_PER_BOX, sample.TILE_ELEMENTS)
+# What another package still has to do on its own stream is done before the launch.
+first, second = make(0, rows), make(1_000_000, rows)
+device.sync()
+tensor_map = StridedMemoryView.from_any_interface(first, stream_ptr=-1).as_tensor_map(box_dim=box)
+for start in (0, 1_000_000):
+    output = cupy.zeros(rows * 128, cupy.float32)
+    sample.launch_copy(device.default_stream, kernel, tensor_map, output)
+    device.sync()
+    expected = start + cupy.arange(rows * 128, dtype=cupy.float32)
+    assert cupy.array_equal(output, expected), start
+    tensor_map.replace_address(second)
+print("copied", type(first).__name__)
+"""
+
+MAKERS = {
+    "cupy": """
+def make(start, rows):
+    return start + cupy.arange(rows * 128, dtype=cupy.float32).reshape(rows, 128)
+""",
+    "torch": """
+import torch
+def make(start, rows):
+    return start + torch.arange(rows * 128, dtype=torch.float32, device="cuda").reshape(rows, 128)
+""",
+    "jax": """
+import jax
+def make(start, rows):
+    return start + jax.numpy.arange(rows * 128, dtype="float32").reshape(rows, 128)
+""",
+    "numba": """
+import numba.cuda, numpy
+def make(start, rows):
+    values = start + numpy.arange(rows * 128, dtype="float32")
+    return numba.cuda.to_device(values.reshape(rows, 128))
+""",
+    "__cuda_array_interface__": """
+class Bare:
+    def __init__(self, array):
+        self.array = array
+        self.__cuda_array_interface__ = dict(
+            shape=array.shape, typestr="<f4", data=(array.data.ptr, False), version=3, strides=None
+        )
+def make(start, rows):
+    return Bare(start + cupy.arange(rows * 128, dtype=cupy.float32).reshape(rows, 128))
+""",
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("producer", MAKERS)
+def test_producer(producer: str) -> None:
+    if not producer.startswith("_") and importlib.util.find_spec(producer) is None:
+        pytest.skip(f"{producer} is not installed")
+    code = COPY.format(root=str(ROOT), make=MAKERS[producer])
+    # JAX would take three quarters of the memory at its start.
+    process = run(
+        [sys.executable, "-c", code],
+        env=environment(XLA_PYTHON_CLIENT_PREALLOCATE="false"),
+        timeout=120,
+    )
+    assert process.returncode == 0, process
+    assert process.stdout.startswith("copied ")

@@ -1,0 +1,256 @@
+# SPDX-FileCopyrightText: The tmaTensorMap contributors
+# SPDX-License-Identifier: BSD-3-Clause
+"""The pitfalls that README.md names are real. A test that fails says which one to mend there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import MISALIGNED_COORDINATE, WRONG_BYTE_COUNT
+
+import tmaTensorMap as sample
+
+TILE = sample.TILE_ELEMENTS
+
+SWAPS_THE_POINTER = pytest.mark.pitfall("`replace_address()` swaps the pointer and nothing else.")
+STRIDED_1D = pytest.mark.pitfall("A strided 1-D view is encoded as if it were contiguous.")
+BARE_ERROR = pytest.mark.pitfall("`CUDA_ERROR_INVALID_VALUE` names no cause.")
+CLEAR_ERROR = pytest.mark.pitfall("Other limits are told in a `ValueError`.")
+GRAPH = pytest.mark.pitfall("A captured CUDA graph keeps the descriptor it was captured with.")
+ENDS_AT_2_31 = pytest.mark.pitfall("A 1-D tensor map ends at 2^31 elements.")
+SAME_VALUES = pytest.mark.pitfall("Test data that repeats hides misplaced tiles.")
+NO_CUDA_H = pytest.mark.pitfall("NVRTC cannot include `<cuda.h>`.")
+PTX_NEEDS_DRIVER = pytest.mark.pitfall('`Program.compile("ptx")` needs a driver.')
+
+
+class Gpu:
+    """The current GPU, a stream on it for CuPy and cuda.core, and the sample's kernel."""
+
+    def __init__(self) -> None:
+        import cupy
+        from cuda.core import Device, Stream
+
+        device = Device(0)
+        device.set_current()
+        self.cupy_stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream = Stream.from_handle(self.cupy_stream.ptr)
+        self.arch = f"sm_{device.arch}"
+        self.kernel = sample.compile_kernel(self.arch).get_kernel("tma_copy")
+
+    def copy(self, tensor_map: object, elements: int) -> object:
+        """Return the first `elements` of what the kernel reads through a descriptor."""
+        import cupy
+
+        output = cupy.zeros(elements, cupy.float32)
+        sample.launch_copy(self.stream, self.kernel, tensor_map, output)
+        return output
+
+
+@pytest.fixture(scope="module")
+def shared_gpu() -> Gpu:
+    return Gpu()
+
+
+@pytest.fixture
+def gpu(shared_gpu: Gpu) -> Iterator[Gpu]:
+    with shared_gpu.cupy_stream:
+        yield shared_gpu
+        shared_gpu.cupy_stream.synchronize()
+
+
+def view_of(tensor: object) -> object:
+    from cuda.core.utils import StridedMemoryView
+
+    return StridedMemoryView.from_any_interface(tensor, stream_ptr=-1)
+
+
+@SWAPS_THE_POINTER
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", ["shorter", "wider rows", "int32", "strided"])
+def test_replace_address_takes_any_tensor(gpu: Gpu, shape: str) -> None:
+    """All lie in one allocation, of which the kernel reads what the first tensor's shape says."""
+    import cupy
+
+    memory = cupy.arange(8192, dtype=cupy.float32)
+    tensor_map = sample.build_tensor_map(memory[:2048])
+    other = {
+        "shorter": memory[4096 : 4096 + TILE],
+        "wider rows": memory[4096:8192].reshape(-1, 256),
+        "int32": memory.view(cupy.int32)[4096 : 4096 + 2048],
+        "strided": memory[4096::2],
+    }[shape]
+    tensor_map.replace_address(other)
+    assert cupy.array_equal(gpu.copy(tensor_map, 2048), memory[4096 : 4096 + 2048])
+
+
+@SWAPS_THE_POINTER
+@pytest.mark.gpu
+def test_replace_address_checks_the_alignment(gpu: Gpu) -> None:
+    import cupy
+
+    memory = cupy.zeros(4096, cupy.float32)
+    tensor_map = sample.build_tensor_map(memory[:1024])
+    with pytest.raises(ValueError, match="16"):
+        tensor_map.replace_address(memory[1025:2049])
+
+
+@STRIDED_1D
+@pytest.mark.gpu
+def test_strided_1d_view(gpu: Gpu) -> None:
+    import copyBandwidth
+    import cupy
+
+    bind = copyBandwidth.bind_textbook(gpu.stream, gpu.arch)  # its tensor map is 1-D
+    memory = cupy.arange(2048, dtype=cupy.float32)
+    output = cupy.zeros(1024, cupy.float32)
+    bind(memory[::2], output)()
+    assert cupy.array_equal(output, memory[:1024])
+    assert not cupy.array_equal(output, memory[::2])
+
+
+def zeros(*shape: int, dtype: str = "float32") -> object:
+    import cupy
+
+    return cupy.zeros(shape, dtype)
+
+
+@BARE_ERROR
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("tensor", "box"),
+    [
+        (lambda: zeros(256, 128).T, (4, 128)),  # transposed
+        (lambda: zeros(256, 128)[::-1], (4, 128)),  # negative stride
+        (lambda: zeros(256, 130)[:, :128], (4, 128)),  # rows 520 bytes apart
+        (lambda: zeros(256, 130), (4, 130)),  # likewise, contiguous
+        (lambda: zeros(256, 128), (4, 3)),  # a box with rows of 12 bytes
+        (lambda: zeros(0, 128), (4, 128)),  # empty
+    ],
+    ids=["transposed", "negative stride", "row pitch", "row length", "box rows", "empty"],
+)
+def test_refused_without_a_cause(
+    gpu: Gpu, tensor: Callable[[], object], box: tuple[int, int]
+) -> None:
+    with pytest.raises(Exception, match="CUDA_ERROR_INVALID_VALUE") as raised:
+        view_of(tensor()).as_tensor_map(box_dim=box)
+    assert type(raised.value).__name__ == "CUDAError"
+
+
+@CLEAR_ERROR
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("tensor", "box"),
+    [
+        (lambda: zeros(256, 512), (4, 257)),
+        (lambda: zeros(256, 128), (0, 128)),
+        (lambda: zeros(256, 128), (128,)),  # wrong rank
+        (lambda: zeros(256, 128, dtype="bool"), (4, 128)),
+        (lambda: zeros(256, 128, dtype="int8"), (4, 128)),
+        (lambda: zeros(256, 128, dtype="complex64"), (4, 128)),
+        (lambda: zeros(256 * 128 + 4)[1:-3].reshape(256, 128), (4, 128)),  # misaligned base
+    ],
+    ids=["box over 256", "box of 0", "rank", "bool", "int8", "complex", "base"],
+)
+def test_refused_with_a_clear_error(
+    gpu: Gpu, tensor: Callable[[], object], box: tuple[int, ...]
+) -> None:
+    with pytest.raises(ValueError):
+        view_of(tensor()).as_tensor_map(box_dim=box)
+
+
+@GRAPH
+@pytest.mark.gpu
+def test_graph_keeps_the_old_descriptor(gpu: Gpu) -> None:
+    import cupy
+
+    first, second = cupy.arange(1024, dtype=cupy.float32), cupy.full(1024, 7, cupy.float32)
+    output = cupy.zeros(1024, cupy.float32)
+    tensor_map = sample.build_tensor_map(first)
+    gpu.cupy_stream.begin_capture()
+    sample.launch_copy(gpu.stream, gpu.kernel, tensor_map, output)
+    graph = gpu.cupy_stream.end_capture()
+    tensor_map.replace_address(second)
+    graph.launch(gpu.cupy_stream)
+    assert cupy.array_equal(output, first)
+    assert cupy.array_equal(gpu.copy(tensor_map, 1024), second)
+
+
+@GRAPH
+@pytest.mark.gpu
+def test_replace_address_right_after_a_launch(gpu: Gpu) -> None:
+    """The launch has copied the descriptor, also while it still waits for its turn."""
+    import cupy
+
+    first, second = cupy.arange(1024, dtype=cupy.float32), cupy.full(1024, 7, cupy.float32)
+    busy = cupy.zeros(2**28, cupy.uint8)
+    for _ in range(50):
+        output = cupy.zeros(1024, cupy.float32)
+        tensor_map = sample.build_tensor_map(first)
+        busy += 1  # the launch is queued behind this
+        sample.launch_copy(gpu.stream, gpu.kernel, tensor_map, output)
+        tensor_map.replace_address(second)
+        assert cupy.array_equal(output, first)
+
+
+@ENDS_AT_2_31
+@pytest.mark.gpu
+def test_1d_tensor_map_ends(gpu: Gpu) -> None:
+    """The coordinate of a tile behind 2^31 elements is negative, so the tile arrives as zeros."""
+    import copyBandwidth
+    import cupy
+
+    elements = 2**31 + 1024
+    if cupy.cuda.runtime.memGetInfo()[0] < 9 * elements:
+        pytest.skip(f"needs {9 * elements // 2**30} GiB of device memory")
+    source, output = cupy.ones(elements, cupy.float32), cupy.ones(elements, cupy.float32)
+    copyBandwidth.bind_textbook(gpu.stream, gpu.arch)(source, output)()
+    assert not output[2**31 :].any()
+    assert output[2**31 - 1024 : 2**31].all()
+    output.fill(0)
+    sample.launch_copy(gpu.stream, gpu.kernel, sample.build_tensor_map(source), output)
+    assert output[2**31 :].all()
+    del source, output
+    cupy.get_default_memory_pool().free_all_blocks()
+
+
+@SAME_VALUES
+def test_float32_counts_to_2_24() -> None:
+    import numpy
+
+    below = numpy.arange(2**24 - 128, 2**24, dtype=numpy.float32)
+    above = numpy.arange(2**24, 2**24 + 256, dtype=numpy.float32)
+    assert numpy.unique(below).size == 128
+    assert numpy.unique(above).size < 256
+
+
+@NO_CUDA_H
+def test_nvrtc_cannot_include_cuda_h(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "KERNEL_SOURCE", "#include <cuda.h>\n" + sample.KERNEL_SOURCE)
+    with pytest.raises(sample.utils.SampleError, match=r"cannot open source file .stdlib\.h"):
+        sample.compile_kernel("sm_90")
+
+
+@PTX_NEEDS_DRIVER
+@pytest.mark.no_gpu
+def test_compiling_to_ptx_asks_the_driver() -> None:
+    from cuda.core import Program, ProgramOptions
+
+    program = Program("__global__ void nothing() {}", "c++", ProgramOptions(arch="sm_90"))
+    assert program.compile("cubin").code
+    with pytest.raises(RuntimeError):
+        program.compile("ptx")
+
+
+def test_pitfalls_are_tested(pytestconfig: pytest.Config) -> None:
+    """README.md names no pitfall that no test shows, and the other way round."""
+    readme = (pytestconfig.rootpath / "README.md").read_text(encoding="utf-8")
+    section = readme.split("\n## Pitfalls\n")[1].split("\n## ")[0]
+    named = set(re.findall(r"^- \*\*(.+?)\*\*", section, re.MULTILINE))
+    shown = {
+        mark.args[0]
+        for mark in globals().values()
+        if isinstance(mark, pytest.MarkDecorator) and mark.name == "pitfall"
+    }
+    assert named == shown | {WRONG_BYTE_COUNT, MISALIGNED_COORDINATE}
