@@ -56,10 +56,9 @@ class KernelHangs(SampleError):
 def errors_in_one_line(script: str) -> Iterator[None]:
     """End a foreseeable failure inside the `with` block in one line on standard error.
 
-    Execution goes on behind the block. What is not foreseeable keeps its traceback. Where
-    standard output cannot be written, SystemExit(1) is raised. A kernel that hangs and a CUDA
-    error end the process at once with status 1, and so does Ctrl-C with 130: an ordinary exit
-    would wait for the GPU.
+    Execution goes on behind the block. What is not foreseeable keeps its traceback. Ctrl-C ends
+    the process at once with status 130; a kernel that hangs, a CUDA error, or output that cannot
+    be written, with 1: an ordinary exit would wait for the GPU, or fail once more.
     """
     program = Path(script).name
     if sys.stdout is None:
@@ -80,15 +79,13 @@ def errors_in_one_line(script: str) -> Iterator[None]:
         _print_error(program, error)
     except OSError as error:
         _print_error(program, _output_error(error))
-        with contextlib.suppress(OSError):  # else the interpreter's exit fails on the same output
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _end_process(1)
     except Exception as error:
         # The classes that the CUDA packages raise are not public, so they are told by module.
         if not type(error).__module__.startswith(("cuda.", "cupy")):
             raise
         _print_error(program, " ".join(f"CUDA: {error}".split()))
-        _end_process(1)  # the destructors of a broken context print tracebacks
+        _end_process(1)
     finally:
         if default_handler:
             signal.signal(signal.SIGINT, signal.default_int_handler)
