@@ -76,7 +76,7 @@ extern "C" __global__ void tma_copy(const __grid_constant__ TensorMap tensor_map
 
     if (threadIdx.x == 0) {
         init(&barrier, 1);  // one arrival, below: all threads wait, but only this one arrives
-        ptx::fence_proxy_async(ptx::space_shared);  // shows the new barrier to the TMA unit
+        ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);  // shows it to the TMA unit
         // The barrier opens when all of these bytes have landed. Rows past the end of the tensor
         // arrive as zeros and count too, so it is always the whole box. Too large: waits for ever.
         (void)cuda::device::barrier_arrive_tx(barrier, 1, sizeof(box));

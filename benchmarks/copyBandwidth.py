@@ -417,17 +417,17 @@ sys.exit(status)
 """
 )
 
-# Prints what the arrays take, and what the whole device has in use, both at their peak: CuPy's
-# pool gives nothing back before the process ends.
+# Prints what the arrays take, and what the whole process has in use, both at their peak: CuPy's
+# pool gives nothing back before the process ends. The free memory before it is its first argument.
 GROWTH = (
     PRELUDE
     + """
 import json
-status = sample.main(sys.argv[1:])
+status = sample.main(sys.argv[2:])
 import cupy
-free, total = cupy.cuda.runtime.memGetInfo()
+used = int(sys.argv[1]) - cupy.cuda.runtime.memGetInfo()[0]
 arrays = cupy.get_default_memory_pool().total_bytes()
-print(json.dumps({"array_bytes": arrays, "device_bytes_in_use": total - free}))
+print(json.dumps({"array_bytes": arrays, "process_bytes": used}))
 sys.exit(status)
 """
 )
@@ -476,7 +476,10 @@ def first_seconds(device_id: int, runs: int, advance: Callable[[], object]) -> d
 
 
 def growth(device_id: int, elements: int, cache: str) -> dict[str, Any]:
-    command = (GROWTH, "--device", device_id, "--elements", elements)
+    import cupy
+
+    free = cupy.cuda.runtime.memGetInfo()[0]
+    command = (GROWTH, free, "--device", device_id, "--elements", elements)
     seconds, line = run_python(cache, "-c", *command)
     return {"elements": elements, "seconds": round(seconds, 2), **json.loads(line)}
 
@@ -650,10 +653,10 @@ def measure(device: Device, quick: bool) -> dict[str, Any]:
     if counts:
         print("\nThe sample by size")
         for row in results["growth"]:
-            arrays, in_use = (row[key] / MIB for key in ("array_bytes", "device_bytes_in_use"))
+            arrays, used = (row[key] / MIB for key in ("array_bytes", "process_bytes"))
             print(
                 f"  {row['elements']:>10} elements  {row['seconds']:6.2f} s"
-                f"  {arrays:>9,.0f} MiB in arrays  {in_use:>9,.0f} MiB in use on the device"
+                f"  {arrays:>9,.0f} MiB in arrays  {used:>9,.0f} MiB with the CUDA context"
             )
     return results
 

@@ -24,6 +24,7 @@ STEERING = ("CUPY_", "CUDA_PYTHON_", "CUDA_HOME", "CUDA_PATH", "PYTHONWARNINGS",
 
 # Pitfalls in README.md that several files show.
 WRONG_BYTE_COUNT = "A wrong byte count hangs the kernel."
+JAX_STREAM = "JAX arrays need a stream."
 MISALIGNED_COORDINATE = "A misaligned coordinate is an illegal instruction."
 
 

@@ -8,7 +8,7 @@ import importlib.util
 import sys
 
 import pytest
-from conftest import ROOT, environment, run
+from conftest import JAX_STREAM, ROOT, environment, run
 
 # Copies two arrays, the second through replace_address(), and compares them bit for bit.
 COPY = """
@@ -27,14 +27,15 @@ box = (sample.TILES_PER_BOX, sample.TILE_ELEMENTS)
 # What another package still has to do on its own stream is done before the launch.
 first, second = make(0, rows), make(1_000_000, rows)
 device.sync()
-tensor_map = StridedMemoryView.from_any_interface(first, stream_ptr=-1).as_tensor_map(box_dim=box)
+view = StridedMemoryView.from_any_interface(first, stream_ptr={stream_ptr})
+tensor_map = view.as_tensor_map(box_dim=box)
 for start in (0, 1_000_000):
     output = cupy.zeros(rows * 128, cupy.float32)
     sample.launch_copy(device.default_stream, kernel, tensor_map, output)
     device.sync()
     expected = start + cupy.arange(rows * 128, dtype=cupy.float32)
     assert cupy.array_equal(output, expected), start
-    tensor_map.replace_address(second)
+    tensor_map.replace_address({retarget})
 print("copied", type(first).__name__)
 """
 
@@ -77,7 +78,14 @@ def make(start, rows):
 def test_producer(producer: str) -> None:
     if not producer.startswith("_") and importlib.util.find_spec(producer) is None:
         pytest.skip(f"{producer} is not installed")
-    code = COPY.format(root=str(ROOT), make=MAKERS[producer])
+    # JAX wants to know a stream: see the next test.
+    stream_ptr = 1 if producer == "jax" else -1
+    retarget = "second"
+    if producer == "jax":
+        retarget = "StridedMemoryView.from_any_interface(second, stream_ptr=1)"
+    code = COPY.format(
+        root=str(ROOT), make=MAKERS[producer], stream_ptr=stream_ptr, retarget=retarget
+    )
     # JAX would take three quarters of the memory at its start.
     process = run(
         [sys.executable, "-c", code],
@@ -86,3 +94,34 @@ def test_producer(producer: str) -> None:
     )
     assert process.returncode == 0, process
     assert process.stdout.startswith("copied ")
+
+
+@pytest.mark.gpu
+@pytest.mark.pitfall(JAX_STREAM)
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
+@pytest.mark.parametrize(
+    "use",
+    [
+        "StridedMemoryView.from_any_interface(jax.numpy.zeros((64, 128)), stream_ptr=-1)",
+        "sample.build_tensor_map(cupy.zeros(8192, 'float32'))"
+        ".replace_address(jax.numpy.zeros((64, 128)))",
+    ],
+)
+def test_jax_refuses_to_do_without_a_stream(use: str) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import tmaTensorMap as sample
+import cupy, jax
+from cuda.core import Device
+from cuda.core.utils import StridedMemoryView
+Device(0).set_current()
+{use}
+"""
+    process = run(
+        [sys.executable, "-c", code],
+        env=environment(XLA_PYTHON_CLIENT_PREALLOCATE="false"),
+        timeout=120,
+    )
+    assert process.returncode == 1, process
+    assert "CUDA_ERROR_INVALID_HANDLE" in process.stderr, process
