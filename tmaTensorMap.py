@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Copy an array tile by tile with the Tensor Memory Accelerator (TMA) of Hopper and later GPUs.
 
-TMA moves a whole tile between global and shared memory with one instruction of one thread. What
-it needs to know of the tensor stands in a 128-byte descriptor, the tensor map. This sample
+TMA moves whole tiles between global and shared memory with one instruction of one thread. What it
+has to know of the tensor stands in a 128-byte descriptor, the tensor map. This sample
 
 1. compiles a TMA kernel to a CUBIN with cuda.core and NVRTC,
 2. builds a tensor map from a CuPy array,
 3. passes it to the kernel by value, and verifies what the kernel copied,
 4. retargets the same descriptor at a second array with replace_address(), and verifies again.
+
+A tile is 128 elements of the array. A box is what one TMA instruction brings, here several tiles.
 
     python tmaTensorMap.py [--elements N] [--device N]
 """
@@ -48,8 +50,8 @@ try:
 except ModuleNotFoundError:
     utils = None  # main() says so, once the arguments are judged
 
-TILE_ELEMENTS = 128  # float32: a tile is 512 bytes
-TILES_PER_BOX = 4  # what one TMA instruction brings: 2 KiB in flight a block keep the memory busy
+TILE_ELEMENTS = 128  # float32, so a tile is 512 bytes
+TILES_PER_BOX = 4  # 2 KiB in flight a block keep the memory busy, where 512 bytes do not
 BLOCK_THREADS = TILES_PER_BOX * TILE_ELEMENTS // 4  # each copies 4 elements out, as one float4
 
 KERNEL_SOURCE = r"""
@@ -58,38 +60,38 @@ KERNEL_SOURCE = r"""
 
 namespace ptx = cuda::ptx;
 
-// The descriptor, opaque to the kernel. <cuda.h> calls it CUtensorMap, but NVRTC cannot read that
-// header (it includes <stdlib.h>).
+// The descriptor. <cuda.h> calls it CUtensorMap, but includes <stdlib.h>, which NVRTC has not.
 struct alignas(128) TensorMap { unsigned char bytes[128]; };
 
-// The barrier below is initialised by one thread, not by a constructor.
-#pragma nv_diag_suppress static_var_with_dynamic_init
+#pragma nv_diag_suppress static_var_with_dynamic_init  // a thread initialises the barrier, below
 
 // __grid_constant__: the TMA unit reads the parameter itself, not some thread's private copy of it.
 extern "C" __global__ void tma_copy(const __grid_constant__ TensorMap tensor_map, float4* output,
                                     unsigned int tiles)
 {
-    // The TMA unit writes only to shared memory aligned to 128 bytes.
+    // The TMA unit needs boxes in shared memory to begin at a multiple of 128 bytes.
     __shared__ alignas(128) float box[TILES_PER_BOX * TILE_ELEMENTS];
     __shared__ cuda::barrier<cuda::thread_scope_block> barrier;
     const int first_tile = blockIdx.x * TILES_PER_BOX;
 
     if (threadIdx.x == 0) {
-        init(&barrier, 1);  // one arrival, below: all threads wait, but only this one arrives
-        ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);  // shows it to the TMA unit
-        // The barrier opens when all of these bytes have landed. Rows past the end of the tensor
-        // arrive as zeros and count too, so it is always the whole box. Too large: waits for ever.
+        init(&barrier, 1);  // all threads will wait, but only this one arrives
+        // The TMA unit has to see the barrier initialised.
+        ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
+        // Arrive, and tell how many bytes will land: always the whole box, since rows past the end
+        // of the tensor arrive as zeros. With any other number the barrier never opens.
         (void)cuda::device::barrier_arrive_tx(barrier, 1, sizeof(box));
-        // The coordinates of the box's first element, the innermost dimension first.
+        // Where the box begins in the tensor, the innermost dimension first.
         const int coordinates[2] = {0, first_tile};
         ptx::cp_async_bulk_tensor(ptx::space_shared, ptx::space_global, box, &tensor_map,
                                   coordinates, cuda::device::barrier_native_handle(barrier));
     }
-    __syncthreads();  // no thread waits on the barrier before it exists; the load is on its way
-    barrier.wait_parity(false);  // false: until phase 0, the first, completes
+    __syncthreads();  // now the barrier exists for all threads, and the load is on its way
+    barrier.wait_parity(false);  // until phase 0, the barrier's first, is complete
 
-    // The last box may reach past the last tile. 64 bits: the output may exceed 2^32 elements.
-    if (first_tile + threadIdx.x / (TILE_ELEMENTS / 4) < tiles) {
+    // The last box may reach past the last tile, where the output ends.
+    const unsigned int tile = first_tile + threadIdx.x / (TILE_ELEMENTS / 4);
+    if (tile < tiles) {
         output[size_t{blockIdx.x} * blockDim.x + threadIdx.x] =
             reinterpret_cast<const float4*>(box)[threadIdx.x];
     }

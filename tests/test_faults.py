@@ -22,7 +22,7 @@ ALL = (ONE_BLOCK, MANY_BLOCKS, WITH_REST)
 # What the faults change. Each text stands once in the sample.
 BYTES = "barrier_arrive_tx(barrier, 1, sizeof(box))"
 COORDINATES = "coordinates[2] = {0, first_tile}"
-BOUND = "    if (first_tile + threadIdx.x / (TILE_ELEMENTS / 4) < tiles) {"
+BOUND = "    if (tile < tiles) {"
 TARGET = "output[size_t{blockIdx.x} * blockDim.x + threadIdx.x]"
 SOURCE = "(box)[threadIdx.x]"
 DESCRIPTOR = "            tensor_map = build_tensor_map(first)\n"
