@@ -1,0 +1,124 @@
+# SPDX-FileCopyrightText: The tmaTensorMap contributors
+# SPDX-License-Identifier: BSD-3-Clause
+"""The benchmark judges its arguments first, measures the shipped kernel, and writes whole files."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import copyBandwidth
+import pytest
+from conftest import ROOT, run
+
+import tmaTensorMap as sample
+
+SCRIPT = ROOT / "benchmarks" / "copyBandwidth.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--device", "-1"], "argument --device: -1 is negative, and ids start at 0"),
+        (["--rounds", "3"], "unrecognized arguments: --rounds 3"),
+        (["--json", "/nowhere/results.json"], "argument --json: /nowhere/results.json cannot be"),
+        (["--json", "/"], "argument --json: / cannot be written"),
+        (["--plot", "/nowhere/plot.png"], "argument --plot: /nowhere/plot.png cannot be written"),
+        (["--plot", "plot.doc"], "argument --plot: plot.doc must end in .png, .svg or .pdf"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str) -> None:
+    process = run([sys.executable, SCRIPT, *arguments])
+    assert process.returncode == 2, process
+    assert process.stderr.splitlines()[-1].startswith(f"copyBandwidth.py: error: {message}")
+    assert "Traceback" not in process.stderr
+    assert process.stdout == ""
+
+
+@pytest.mark.no_gpu
+def test_no_gpu(tmp_path: Path) -> None:
+    process = run([sys.executable, SCRIPT, "--json", tmp_path / "results.json"])
+    assert process.returncode == 1, process
+    assert process.stderr.startswith("copyBandwidth.py: error: no NVIDIA driver was found")
+    assert process.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_half_of_a_file_is_left(tmp_path: Path) -> None:
+    target = tmp_path / "results.json"
+    target.write_text("of last week")
+
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(sample.utils.SampleError, match="results.json cannot be written: No space"):
+        copyBandwidth.write_whole(target, fail)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["of last week"]
+
+
+def test_best_variant_is_shown() -> None:
+    measured = {
+        copyBandwidth.REFERENCE: [100.0] * 10,
+        "Triton TMA / 8 rows": [50.0] * 10,
+        "Triton TMA / 32 rows": [80.0] * 9 + [10.0],
+    }
+    best = copyBandwidth.best_variants(measured)
+    assert list(best) == [copyBandwidth.REFERENCE, "Triton TMA"]
+    assert best["Triton TMA"]["variant"] == "32 rows"
+    assert best["Triton TMA"]["ratio"] == 0.8
+    assert best["Triton TMA"]["median"] == 80
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_120"])
+def test_textbook_kernel_compiles(monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+    logs = io.StringIO()
+    monkeypatch.setattr(sample, "KERNEL_SOURCE", copyBandwidth.TEXTBOOK_SOURCE)
+    assert sample.compile_kernel(arch, logs=logs).code
+    assert logs.getvalue() == ""
+
+
+def test_plot(tmp_path: Path) -> None:
+    results = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())
+    copyBandwidth.plot_bandwidth(results, tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()
+    for text in ("this sample", "cudaMemcpyAsync", "textbook TMA", "64 KiB", "4 GiB", "(GB/s)"):
+        assert f"{text} -->" in drawn, text
+    # The textbook kernel is left out where it was not measured, and nothing else.
+    for row in results["bandwidth"]:
+        del row["contenders"]["textbook TMA"]
+    copyBandwidth.plot_bandwidth(results, tmp_path / "plot.svg")
+    assert "textbook TMA" not in (tmp_path / "plot.svg").read_text()
+
+
+@pytest.mark.gpu
+def test_quick(tmp_path: Path) -> None:
+    target = tmp_path / "results.json"
+    process = run([sys.executable, SCRIPT, "--quick", "--json", target], timeout=120)
+    assert process.returncode == 0, process
+    assert process.stderr == ""  # no progress bar, since standard output is no terminal
+    results = json.loads(target.read_text())
+    assert [row["bytes"] for row in results["bandwidth"]] == copyBandwidth.QUICK_SIZES
+    for row in results["bandwidth"]:
+        wanted = {"this sample", "cudaMemcpyAsync", "textbook TMA", "CuPy copyto"}
+        assert wanted <= set(row["contenders"])
+        assert all(entry["p10"] <= entry["p90"] for entry in row["contenders"].values())
+    for heading in ("1 MiB, device time", "1 GiB, single copies", "Host cost of a call"):
+        assert heading in process.stdout
+
+
+@pytest.mark.gpu
+def test_wrong_copy_is_not_timed() -> None:
+    code = f"""
+import sys
+sys.path[:0] = [{str(ROOT)!r}, {str(SCRIPT.parent)!r}]
+import copyBandwidth
+copyBandwidth.bind_cupy = lambda: lambda source, target: lambda: target.fill(0)
+sys.exit(copyBandwidth.main(["--quick"]))
+"""
+    process = run([sys.executable, "-c", code], timeout=120)
+    assert process.returncode == 1, process
+    assert process.stderr.startswith("copyBandwidth.py: error: CuPy copyto: ")
+    assert "elements differ" in process.stderr
