@@ -170,8 +170,11 @@ def compile_kernel(arch: str, target: str = "cubin", logs: object = None) -> Obj
 
 
 def build_tensor_map(tensor: cupy.ndarray) -> TensorMapDescriptor:
-    """Return the descriptor of a contiguous float32 tensor, seen as (tiles, TILE_ELEMENTS)."""
-    from cuda.core.utils import StridedMemoryView  # cuda.core itself has it only before 1.0
+    """Return the descriptor of a float32 tensor, seen as (tiles, TILE_ELEMENTS).
+
+    The tensor must be contiguous: reshape() copies any other, and the copy is what it describes.
+    """
+    from cuda.core.utils import StridedMemoryView
 
     # A row a tile: TMA coordinates are signed 32-bit, so a 1-D tensor map ends at 2^31 elements.
     tiles = tensor.reshape(-1, TILE_ELEMENTS)
@@ -300,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_copy("replace_address", guarded_output, SECOND_PATTERN)
             print("replace_address verified: descriptor reused with new source tensor")
         return 0
-    return 1
+    return 1  # after an error, which has been told
 
 
 if __name__ == "__main__":
