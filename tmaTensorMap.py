@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Copy an array tile by tile with the Tensor Memory Accelerator (TMA) of Hopper and later GPUs.
 
-TMA moves whole tiles between global and shared memory with one instruction of one thread. What it
-has to know of the tensor stands in a 128-byte descriptor, the tensor map. This sample
+TMA moves whole boxes of a tensor between global and shared memory, each with one instruction of
+one thread. What it has to know of the tensor stands in a 128-byte descriptor, the tensor map. This
+sample
 
 1. compiles a TMA kernel to a CUBIN with cuda.core and NVRTC,
 2. builds a tensor map from a CuPy array,
 3. passes it to the kernel by value, and verifies what the kernel copied,
 4. retargets the same descriptor at a second array with replace_address(), and verifies again.
 
-A tile is 128 elements of the array. A box is what one TMA instruction brings, here several tiles.
+A tile is 128 elements, a row of the tensor. A box is what one instruction brings: here four tiles.
 
     python tmaTensorMap.py [--elements N] [--device N]
 """
@@ -47,7 +48,7 @@ PROGRAM, HERE = Path(__file__).name, Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "Utilities"), str(HERE.parent.parent / "Utilities")]
 try:
     import cuda_samples_utils as utils
-except ModuleNotFoundError:
+except ImportError:
     utils = None  # main() says so, once the arguments are judged
 
 TILE_ELEMENTS = 128  # float32, so a tile is 512 bytes
@@ -76,10 +77,11 @@ extern "C" __global__ void tma_copy(const __grid_constant__ TensorMap tensor_map
 
     if (threadIdx.x == 0) {
         init(&barrier, 1);  // all threads will wait, but only this one arrives
-        // The TMA unit has to see the barrier initialised.
+        // The TMA unit has to see the barrier initialised. (Cluster is this fence's only scope.)
         ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
         // Arrive, and tell how many bytes will land: always the whole box, since rows past the end
-        // of the tensor arrive as zeros. With any other number the barrier never opens.
+        // of the tensor arrive as zeros. With any other number the barrier never opens. (void): the
+        // token it returns is not needed, since all threads wait by parity.
         (void)cuda::device::barrier_arrive_tx(barrier, 1, sizeof(box));
         // Where the box begins in the tensor, the innermost dimension first.
         const int coordinates[2] = {0, first_tile};
@@ -87,7 +89,7 @@ extern "C" __global__ void tma_copy(const __grid_constant__ TensorMap tensor_map
                                   coordinates, cuda::device::barrier_native_handle(barrier));
     }
     __syncthreads();  // now the barrier exists for all threads, and the load is on its way
-    barrier.wait_parity(false);  // until phase 0, the barrier's first, is complete
+    barrier.wait_parity(false);  // until phase 0 is complete; phase 1 would be true, 2 false again
 
     // The last box may reach past the last tile, where the output ends.
     const unsigned int tile = first_tile + threadIdx.x / (TILE_ELEMENTS / 4);
@@ -163,9 +165,9 @@ def compile_kernel(arch: str, target: str = "cubin", logs: object = None) -> Obj
             ("TILES_PER_BOX", str(TILES_PER_BOX)),
         ],
     )
-    if target == "ptx":  # Program.compile() asks the driver first whether it can load the PTX
-        return utils.compile_ptx(KERNEL_SOURCE, options, logs)
     with utils.compiler_errors():
+        if target == "ptx":  # Program.compile() would ask the driver whether it can load the PTX
+            return utils.compile_ptx(KERNEL_SOURCE, options, logs)
         return Program(KERNEL_SOURCE, "c++", options).compile(target, logs=logs)
 
 
@@ -193,7 +195,8 @@ def launch_copy(
 
     tiles = output.size // TILE_ELEMENTS
     config = LaunchConfig(grid=-(-tiles // TILES_PER_BOX), block=BLOCK_THREADS)
-    # The descriptor goes by value: this call copies its 128 bytes.
+    # The descriptor goes by value: this call copies its 128 bytes. An int goes as 64 bits, as a
+    # pointer has; any other number needs the type that the kernel declares.
     launch(stream, config, kernel, tensor_map, output.data.ptr, numpy.uint32(tiles))
 
 
@@ -214,7 +217,7 @@ def check_copy(step: str, guarded_output: cupy.ndarray, pattern: int) -> None:
     """
     import cupy
 
-    # One pass, and no reduction: CuPy compiles its first reduction for 5 s.
+    # One pass, and no reduction: CuPy compiles its first reduction for seconds.
     compare = cupy.ElementwiseKernel(
         "uint32 found, int64 begin, int64 end, uint32 pattern, uint32 poison",
         "raw uint64 report",  # wrong in the output, wrong in the guards, lowest wrong place
@@ -238,10 +241,12 @@ def check_copy(step: str, guarded_output: cupy.ndarray, pattern: int) -> None:
     poison = (place ^ POISON_PATTERN) & 0xFFFFFFFF
     expected = ((place - begin) ^ pattern) & 0xFFFFFFFF if begin <= place < end else poison
     found = int(bits[place])
+    problems = [f"{wrong} of {end - begin} elements differ"] if wrong else []
+    if overwritten:
+        problems.append(f"{overwritten} elements were written past the ends of the output")
     raise utils.SampleError(
-        f"{step}: {wrong} of {end - begin} elements differ"
-        + (f", and {overwritten} were written past the ends of the output" if overwritten else "")
-        + f"; the first is element {place - begin} (tile {(place - begin) // TILE_ELEMENTS}):"
+        f"{step}: {' and '.join(problems)}; the first is element {place - begin}"
+        f" (tile {(place - begin) // TILE_ELEMENTS}):"
         f" expected bits 0x{expected:08x}, found 0x{found:08x}"
         + (" (poison: never written)" if found == poison else "")
     )
@@ -252,10 +257,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Wrong arguments raise SystemExit(2).
     """
-    if utils is None:
+    if not hasattr(utils, "errors_in_one_line"):
         parse_arguments(argv)
-        missing = "Utilities/cuda_samples_utils.py is missing: download it, and keep it in a folder"
-        sys.exit(f"{PROGRAM}: error: {missing} Utilities beside this file")
+        missing = (
+            "Utilities/cuda_samples_utils.py is missing, or another sample's: download the one"
+        )
+        sys.exit(f"{PROGRAM}: error: {missing} of this sample into Utilities beside this file")
     with utils.errors_in_one_line(__file__):
         arguments, parser = parse_arguments(argv)
         elements = arguments.elements

@@ -111,47 +111,54 @@ def _end_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-def pip_install(requirement: str) -> str:
-    """Return the command that installs a requirement for the Python that runs this."""
-    return f'"{sys.executable}" -m pip install "{requirement}"'
+def pip_install(*requirements: str) -> str:
+    """Return the command that installs requirements for the Python that runs this."""
+    return " ".join([f'"{sys.executable}" -m pip install', *(f'"{each}"' for each in requirements)])
 
 
 def require_packages(script: str) -> None:
     """Import the packages that a script's inline metadata (PEP 723) lists, in its order.
 
     Raises SampleError where one is missing, broken or not in the versions listed, with the
-    command that mends it.
+    command that installs all of them.
     """
+    if sys.version_info < (3, 10):  # noqa: UP036 - an older Python gets exactly here
+        raise SampleError(
+            f"this is Python {sys.version_info[0]}.{sys.version_info[1]}, and 3.10 or newer is"
+            " needed: make a virtual environment with a newer one"
+        )
     _give_cupy_a_cache()
+    requirements = inline_dependencies(script)
     with warnings.catch_warnings():
         # CuPy and cuda.pathfinder warn once when CUDA_HOME and CUDA_PATH differ, which would be an
         # error under `python -W error`. What they are asked for is checked where it is used.
         warnings.simplefilter("ignore")
-        for requirement in inline_dependencies(script):
-            _require_package(requirement)
+        for requirement in requirements:
+            problem = _problem_with(requirement)
+            if problem:
+                mend = pip_install(*requirements)
+                raise SampleError(f"{problem}; {requirement} is needed: {mend}")
         if "cuda.pathfinder" in sys.modules:
             sys.modules["cuda.pathfinder"].get_cuda_path_or_home()
 
 
-def _require_package(requirement: str) -> None:
+def _problem_with(requirement: str) -> str | None:
     name, lowest, limit = re.match(
         r"([\w-]+)(?:\[.*\])?>=([\d.]+)(?:,<([\d.]+))?$", requirement
     ).groups()
     if name not in MODULES:
-        return
+        return None
     if name == "cupy-cuda13x":
         _refuse_other_cupy()
     try:
         version = getattr(importlib.import_module(MODULES[name]), "__version__", "unknown")
     except ModuleNotFoundError as error:
-        problem = f"{name} is not installed (no module named {error.name})"
-    except ImportError as error:
-        problem = f"{name} cannot be imported ({' '.join(str(error).split())})"
-    else:
-        if _numbers(lowest) <= _numbers(version) < _numbers(limit or "9999"):
-            return
-        problem = f"{name} is of version {version}"
-    raise SampleError(f"{problem}; {requirement} is needed: {pip_install(requirement)}")
+        return f"{name} is not installed (no module named {error.name})"
+    except (ImportError, OSError) as error:
+        return f"{name} cannot be imported ({' '.join(str(error).split())})"
+    if _numbers(lowest) <= _numbers(version) < _numbers(limit or "9999"):
+        return None
+    return f"{name} is of version {version}"
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -301,19 +308,21 @@ def compile_ptx(source: str, options: ProgramOptions, logs: object = None) -> Ob
     from cuda.bindings import nvrtc
     from cuda.core import ObjectCode
 
-    program = nvrtc.nvrtcCreateProgram(source.encode(), b"", 0, [], [])[1]
-    flags = options.as_bytes("nvrtc")
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
-    log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
-    nvrtc.nvrtcGetProgramLog(program, log)
-    text = log.decode().rstrip("\0")
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise SampleError(f"the compilation failed: {status.name}\n{text}")
-    if logs is not None and text:
-        logs.write(text)
-    ptx = bytearray(nvrtc.nvrtcGetPTXSize(program)[1])
-    nvrtc.nvrtcGetPTX(program, ptx)
-    nvrtc.nvrtcDestroyProgram(program)
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"", 0, [], [])
+    try:
+        flags = options.as_bytes("nvrtc")
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(flags), flags)
+        log = bytearray(nvrtc.nvrtcGetProgramLogSize(program)[1])
+        nvrtc.nvrtcGetProgramLog(program, log)
+        text = log.decode().rstrip("\0")
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise SampleError(f"the compilation failed: {status.name}\n{text}")
+        if logs is not None and text:
+            logs.write(text)
+        ptx = bytearray(nvrtc.nvrtcGetPTXSize(program)[1])
+        nvrtc.nvrtcGetPTX(program, ptx)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
     return ObjectCode.from_ptx(bytes(ptx).rstrip(b"\0"))
 
 

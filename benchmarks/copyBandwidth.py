@@ -67,7 +67,7 @@ extern "C" __global__ void textbook_copy(const __grid_constant__ TensorMap tenso
     __shared__ Barrier barrier;
     if (threadIdx.x == 0) {
         init(&barrier, blockDim.x);
-        cuda::ptx::fence_proxy_async(cuda::ptx::space_shared);
+        cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
     }
     __syncthreads();
     Barrier::arrival_token token;
@@ -92,7 +92,7 @@ def parse_arguments(
     parser = argparse.ArgumentParser(prog=Path(__file__).name, description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="three sizes, no cold starts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the bandwidth (png, svg)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw a .png, .svg or .pdf")
     parser.add_argument(
         "--device", type=int, default=0, metavar="N", help="id of the GPU (default: %(default)s)"
     )
@@ -237,13 +237,13 @@ def bind_contenders(stream: Stream, device: Device) -> tuple[dict[str, Bind], li
         optional[f"Triton TMA / {rows} rows"] = partial(bind_triton, stream, rows)
     for block in (1024, 4096, 16384):
         optional[f"Gluon 1-D TMA / {block} elements"] = partial(bind_gluon, stream, block)
-    left_out = []
+    left_out = {}
     for name, make in optional.items():
         try:
             contenders[name] = make()
         except ImportError as error:
-            left_out.append(f"{name} is left out: {' '.join(str(error).split())}")
-    return contenders, left_out
+            left_out[name.partition(" / ")[0]] = " ".join(str(error).split())
+    return contenders, [f"{name} is left out: {why}" for name, why in left_out.items()]
 
 
 # --- Bandwidth by size
@@ -577,6 +577,8 @@ def plot_bandwidth(results: dict[str, Any], path: Path) -> None:
         if None in rows:
             continue
         front = {"zorder": 4, "linewidth": 2.5} if name == SHIPPED else {"linewidth": 1.5}
+        if name == REFERENCE:  # drawn last, or it could not be seen among those level with it
+            front = {"zorder": 5, "linewidth": 1.2}
         dashes = "--" if name == REFERENCE else "-"
         medians, low, high = ([row[key] for row in rows] for key in ("median", "p10", "p90"))
         axes.plot(sizes, medians, dashes, color=colour, marker=marker, label=name, **front)

@@ -37,8 +37,8 @@ def test_wrong_arguments(arguments: list[str], message: str) -> None:
     assert process.stdout == ""
 
 
-@pytest.mark.no_gpu
-def test_no_gpu(tmp_path: Path) -> None:
+@pytest.mark.no_driver
+def test_no_driver(tmp_path: Path) -> None:
     process = run([sys.executable, SCRIPT, "--json", tmp_path / "results.json"])
     assert process.returncode == 1, process
     assert process.stderr.startswith("copyBandwidth.py: error: no NVIDIA driver was found")

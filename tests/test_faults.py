@@ -170,12 +170,13 @@ def test_fault_is_caught(tmp_path: Path, name: str, size: int) -> None:
     script = plant(tmp_path, fault.change)
     process = run([sys.executable, script, "--elements", size])
     first = fault.first(size)
-    overrun = f", and {fault.overrun} were written past the ends of the output"
+    problems = [f"{fault.count(size)} of {size} elements differ"] if fault.count(size) else []
+    if fault.overrun:
+        problems.append(f"{fault.overrun} elements were written past the ends of the output")
     assert_fails(
         process,
-        f": error: {fault.step}: {fault.count(size)} of {size} elements differ"
-        + (overrun if fault.overrun else "")
-        + f"; the first is element {first} (tile {first // TILE}): expected bits 0x",
+        f": error: {fault.step}: {' and '.join(problems)}"
+        f"; the first is element {first} (tile {first // TILE}): expected bits 0x",
     )
     found = r"0x[0-9a-f]{8}, found 0x[0-9a-f]{8}( \(poison: never written\))?\n$"
     assert re.search(found, process.stderr)

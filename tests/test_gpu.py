@@ -65,14 +65,28 @@ def test_interpreter_options(option: list[str]) -> None:
     assert_verified(run([sys.executable, *option, SCRIPT]))
 
 
+# The launch is queued while the source still is filled for long, with wrong values at first.
+FILL = "            fill(first, FIRST_PATTERN)\n"
+SLOW_FILL = (FILL, f"            for _ in range(500):\n                fill(first, 1)\n{FILL}")
+
+
 @pytest.mark.parametrize(
     "variable",
     ["CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM"],
 )
-def test_per_thread_default_stream(variable: str) -> None:
-    elements = 2**26  # long enough that work on unordered streams would overlap
-    process = run_sample("--elements", elements, env=environment(**{variable: "1"}))
-    assert_verified(process, elements)
+def test_per_thread_default_stream(tmp_path: Path, variable: str) -> None:
+    script = plant(tmp_path, SLOW_FILL)
+    process = run([sys.executable, script, "--elements", 2**26], env=environment(**{variable: "1"}))
+    assert_verified(process, 2**26)
+
+
+def test_launch_waits_for_the_fill(tmp_path: Path) -> None:
+    script = plant(tmp_path, SLOW_FILL)
+    assert_verified(run([sys.executable, script, "--elements", 2**26]), 2**26)
+    # On another stream it would not: this shows that the runs above prove something.
+    other = ("Stream.from_handle(cupy_stream.ptr)", "device.default_stream")
+    process = run([sys.executable, plant(tmp_path, SLOW_FILL, other), "--elements", 2**26])
+    assert_fails(process, "TMA copy: ", " elements differ")
 
 
 def test_from_another_folder_and_a_path_with_spaces(tmp_path: Path) -> None:
@@ -152,11 +166,14 @@ def test_interrupt_while_a_kernel_hangs(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, script], env=environment(), stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stderr.readline() == "now\n"
-        time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=5)[1] == ""
-        assert process.returncode == 130
+        try:
+            assert process.stderr.readline() == "now\n"
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=5)[1] == ""
+            assert process.returncode == 130
+        finally:
+            process.kill()
 
 
 @pytest.mark.gpu(count=2)

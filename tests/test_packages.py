@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SCRIPT, assert_fails, environment, run, run_code
 
+# As the process that runs it names it, without links and dots.
+PYTHON = run([sys.executable, "-c", "import sys; print(sys.executable)"]).stdout.strip()
 REQUIREMENTS = [
     line
     for line in (ROOT / "requirements.txt").read_text().splitlines()
@@ -26,13 +28,15 @@ def run_with(site_packages: Path) -> subprocess.CompletedProcess[str]:
 
 
 def remedy(distribution: str) -> str:
-    requirement = next(r for r in REQUIREMENTS if r.startswith(distribution))
-    return f'" -m pip install "{requirement}"'
+    """Return what is said to be needed, and the command that installs everything."""
+    needed = next(r for r in REQUIREMENTS if r.startswith(distribution))
+    everything = " ".join(f'"{r}"' for r in REQUIREMENTS if not r.startswith("#"))
+    return f'{needed} is needed: "{PYTHON}" -m pip install {everything}'
 
 
 def test_no_package_at_all() -> None:
     process = run([sys.executable, "-S", SCRIPT])
-    assert_fails(process, "numpy is not installed", "numpy>=1.24 is needed", remedy("numpy"))
+    assert_fails(process, "numpy is not installed", remedy("numpy"))
     assert process.stdout == ""
 
 
@@ -75,9 +79,10 @@ def test_package_of_another_version(
     )
 
 
-def test_broken_package(site_packages: Path) -> None:
+@pytest.mark.parametrize("error", ["ImportError", "OSError"])
+def test_broken_package(site_packages: Path, error: str) -> None:
     (site_packages / "cupy").unlink()
-    (site_packages / "cupy.py").write_text("raise ImportError('libfoo.so.1:\\n not found')\n")
+    (site_packages / "cupy.py").write_text(f"raise {error}('libfoo.so.1:\\n not found')\n")
     assert_fails(
         run_with(site_packages), "cupy-cuda13x cannot be imported (libfoo.so.1: not found)"
     )
@@ -96,10 +101,14 @@ def test_cupy_for_another_cuda(site_packages: Path, other: str) -> None:
     )
 
 
-def test_only_the_script_was_downloaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", [None, "def print_gpu_info(device):\n    pass\n"])
+def test_helper_missing_or_another(tmp_path: Path, other: str | None) -> None:
+    """Only the script was downloaded, perhaps into a tree with a helper module of its own."""
     alone = shutil.copy(SCRIPT, tmp_path)
-    process = run([sys.executable, alone])
-    assert_fails(process, "Utilities/cuda_samples_utils.py is missing: download it")
+    if other:
+        (tmp_path / "Utilities").mkdir()
+        (tmp_path / "Utilities" / "cuda_samples_utils.py").write_text(other)
+    assert_fails(run([sys.executable, alone]), "Utilities/cuda_samples_utils.py is missing, or")
 
 
 # The finders of cuda.pathfinder are replaced below: no variable hides a toolkit from them.

@@ -242,7 +242,7 @@ def test_nvrtc_cannot_include_cuda_h(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @PTX_NEEDS_DRIVER
-@pytest.mark.no_gpu
+@pytest.mark.no_driver
 def test_compiling_to_ptx_asks_the_driver() -> None:
     from cuda.core import Program, ProgramOptions
 

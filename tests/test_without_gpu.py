@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from conftest import (
+    COMPILED,
     ROOT,
     SCRIPT,
+    assert_as_usual,
     assert_fails,
     copy_sample,
     environment,
@@ -22,8 +24,6 @@ from conftest import (
     run_code,
     run_sample,
 )
-
-COMPILED = re.compile(r"Kernel compiled for sm_90: a CUBIN of \d{4,} bytes. Nothing was run.\n")
 
 # Hardware and drivers that nobody here has, by stand-ins.
 NO_DRIVER = """
@@ -34,7 +34,7 @@ driver.cuInit = no_library
 """
 
 
-@pytest.mark.no_gpu
+@pytest.mark.no_driver
 def test_no_driver() -> None:
     process = run_sample()
     assert COMPILED.fullmatch(process.stdout), process
@@ -179,8 +179,4 @@ def test_in_a_cuda_samples_tree(tmp_path: Path) -> None:
     process = run([sys.executable, sample / SCRIPT.name, "--help"])
     assert process.returncode == 0
     process = run([sys.executable, sample / SCRIPT.name], cwd=tmp_path)
-    if process.returncode == 0:
-        assert "replace_address verified" in process.stdout
-    else:
-        assert COMPILED.fullmatch(process.stdout), process
-        assert_fails(process, "no NVIDIA driver")
+    assert_as_usual(process)
