@@ -4,9 +4,9 @@
 
     python tests/matrix.py
 
-Needs uv and a package index. Each Python runs the tests with the newest packages, 3.10 also with
-the lowest that requirements.txt allows, and the last Python with each cuda-core. Releases that the
-sample does not accept are tried too: it must say so.
+Needs uv and a package index, and takes about 15 minutes on two cores. Each Python runs the tests
+with the newest packages, 3.10 also with the lowest that requirements.txt allows, and the last
+Python with each cuda-core. Releases that the sample does not accept are tried too: it must say so.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def tests_pass(name: str, python: str, *install: object) -> bool:
             capture_output=True,
             text=True,
         )
-    print(f"{name:44} {process.stdout.splitlines()[-1]}", flush=True)
+    print(f"{name:44} {process.stdout.rstrip().rpartition(chr(10))[2]}", flush=True)
     if process.returncode != 0:
         print(process.stdout)
     return process.returncode == 0
@@ -90,12 +90,19 @@ def refuses(requirement: str, message: str, python: str) -> bool:
 
 
 def main() -> int:
+    if len(sys.argv) > 1:
+        print(__doc__)
+        return 0 if sys.argv[1] in ("-h", "--help") else 2
+    if not shutil.which("uv"):
+        sys.exit("matrix.py: error: uv is not installed: python -m pip install uv")
     found = pythons()
     last = list(found)[-1]
     results = [tests_pass(f"Python {v}, newest packages", path) for v, path in found.items()]
     if "3.10" in found:
         lowest = ("--resolution", "lowest-direct")
         results.append(tests_pass("Python 3.10, lowest packages", found["3.10"], *lowest))
+    else:
+        print("Python 3.10 is not installed, so the lowest packages are not tried")
     for release in CUDA_CORES:
         name = f"Python {last}, cuda-core {release}"
         results.append(tests_pass(name, found[last], f"cuda-core=={release}"))
