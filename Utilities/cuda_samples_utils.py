@@ -16,6 +16,7 @@ import re
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -64,7 +65,10 @@ def errors_in_one_line(script: str) -> Iterator[None]:
     if sys.stdout is None:
         _print_error(program, "standard output is closed: nothing could be printed")
         sys.exit(1)
-    default_handler = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    default_handler = (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        and threading.current_thread() is threading.main_thread()
+    )
     if default_handler:  # not in a background job, nor where the caller has a handler
         signal.signal(signal.SIGINT, lambda number, frame: _end_process(130))
     try:
@@ -79,6 +83,9 @@ def errors_in_one_line(script: str) -> Iterator[None]:
         _print_error(program, error)
     except OSError as error:
         _print_error(program, _output_error(error))
+        _end_process(1)
+    except MemoryError as error:
+        _print_error(program, f"out of memory: {error}" if str(error) else "out of host memory")
         _end_process(1)
     except Exception as error:
         # The classes that the CUDA packages raise are not public, so they are told by module.

@@ -126,4 +126,4 @@ def test_memory_taken_after_it_was_counted() -> None:
     process = run_code(
         "sample.utils.require_device_memory = lambda needed: None", "--elements", 2**38
     )
-    assert_fails(process, "Out of memory allocating")
+    assert_fails(process, "out of memory: Out of memory allocating")

@@ -116,6 +116,16 @@ def test_main_returns_its_status() -> None:
     assert process.stdout.endswith("\nstatus 1 and 1\n"), process
 
 
+def test_main_in_a_thread() -> None:
+    code = (
+        f"import sys, threading; sys.path.insert(0, {str(ROOT)!r})\nimport tmaTensorMap as sample\n"
+    )
+    code += NO_DRIVER + "thread = threading.Thread(target=sample.main, args=([],))\n"
+    process = run([sys.executable, "-c", code + "thread.start(); thread.join()"])
+    assert COMPILED.fullmatch(process.stdout), process
+    assert_fails(process, "no NVIDIA driver was found", status=0)
+
+
 def test_fault_in_the_code_keeps_its_traceback() -> None:
     process = run_code("sample.utils.require_packages = lambda script: undefined_name")
     assert process.returncode == 1
