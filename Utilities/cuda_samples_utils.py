@@ -221,6 +221,8 @@ def open_device(device_id: int, parser: argparse.ArgumentParser) -> Device:
     from cuda.bindings import driver
     from cuda.core import Device
 
+    # It would make each launch wait for its kernel, and one that hangs would never come to wait().
+    os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
     try:
         (status,) = driver.cuInit(0)
     except RuntimeError as error:  # the driver's library cannot be loaded

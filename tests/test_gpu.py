@@ -151,8 +151,13 @@ HANG = (
 
 
 @pytest.mark.pitfall(WRONG_BYTE_COUNT)
-def test_kernel_that_hangs(tmp_path: Path) -> None:
-    process = run([sys.executable, plant(tmp_path, HANG)], timeout=sample.DEADLINE_SECONDS + 30)
+@pytest.mark.parametrize("variables", [{}, {"CUDA_LAUNCH_BLOCKING": "1"}], ids=str)
+def test_kernel_that_hangs(tmp_path: Path, variables: dict[str, str]) -> None:
+    process = run(
+        [sys.executable, plant(tmp_path, HANG)],
+        timeout=sample.DEADLINE_SECONDS + 30,
+        env=environment(**variables),
+    )
     assert_fails(
         process,
         f"the kernel did not finish within {sample.DEADLINE_SECONDS} s",
