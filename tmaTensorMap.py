@@ -50,6 +50,7 @@ try:
     import cuda_samples_utils as utils
 except ImportError:
     utils = None  # main() says so, once the arguments are judged
+del sys.path[:2]  # what else lies in these folders is not meant for this sample
 
 TILE_ELEMENTS = 128  # float32, so a tile is 512 bytes
 TILES_PER_BOX = 4  # 2 KiB in flight a block keep the memory busy, where 512 bytes do not
@@ -204,6 +205,7 @@ def fill(array: cupy.ndarray, pattern: int) -> None:
     """Give element i of a float32 array the bits i ^ pattern."""
     import cupy
 
+    # CuPy calls the index of the element i.
     kernel = cupy.ElementwiseKernel(
         "uint32 pattern", "uint32 bits", "bits = static_cast<unsigned int>(i) ^ pattern", "fill"
     )

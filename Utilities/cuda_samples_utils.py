@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -119,8 +120,15 @@ def _end_process(status: int) -> NoReturn:
 
 
 def pip_install(*requirements: str) -> str:
-    """Return the command that installs requirements for the Python that runs this."""
-    return " ".join([f'"{sys.executable}" -m pip install', *(f'"{each}"' for each in requirements)])
+    """Return the command that installs requirements for the Python that runs this.
+
+    The Python of a Linux distribution refuses that (PEP 668), and gets a virtual environment.
+    """
+    command = f'"{sys.executable}" -m pip install'
+    marker = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
+    if sys.prefix == sys.base_prefix and marker.is_file():
+        command = f'"{sys.executable}" -m venv .venv && .venv/bin/python -m pip install'
+    return " ".join([command, *(f'"{each}"' for each in requirements)])
 
 
 def require_packages(script: str) -> None:

@@ -4,14 +4,27 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SCRIPT, assert_fails, environment, run, run_code
+from conftest import (
+    ROOT,
+    SCRIPT,
+    assert_as_usual,
+    assert_fails,
+    copy_sample,
+    environment,
+    run,
+    run_code,
+)
+
+from tmaTensorMap import utils
 
 # As the process that runs it names it, without links and dots.
 PYTHON = run([sys.executable, "-c", "import sys; print(sys.executable)"]).stdout.strip()
@@ -109,6 +122,41 @@ def test_helper_missing_or_another(tmp_path: Path, other: str | None) -> None:
         (tmp_path / "Utilities").mkdir()
         (tmp_path / "Utilities" / "cuda_samples_utils.py").write_text(other)
     assert_fails(run([sys.executable, alone]), "Utilities/cuda_samples_utils.py is missing, or")
+
+
+def test_other_files_beside_the_helper_are_not_imported(tmp_path: Path) -> None:
+    """Two folders up, where the sample looks for its helper, anything may lie."""
+    script = copy_sample(tmp_path / "samples" / "tma")
+    other = tmp_path / "Utilities"
+    other.mkdir()
+    (other / "numpy.py").write_text("raise SystemExit('the wrong numpy')\n")
+    assert_as_usual(run([sys.executable, script]))
+
+
+def test_remedy_for_the_python_of_a_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pip refuses to install beside it. No test can be sure to find such a Python."""
+    (tmp_path / "EXTERNALLY-MANAGED").touch()
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    assert utils.pip_install("numpy") == f'"{sys.executable}" -m pip install "numpy"'
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)  # as outside a virtual environment
+    assert utils.pip_install("numpy") == (
+        f'"{sys.executable}" -m venv .venv && .venv/bin/python -m pip install "numpy"'
+    )
+
+
+def test_cuda_core_has_tensor_maps() -> None:
+    """Also where no GPU shows that they work. The options are those that README.md names."""
+    from cuda.core import TensorMapDescriptor
+    from cuda.core.utils import StridedMemoryView
+
+    assert callable(TensorMapDescriptor.replace_address)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    options = re.search(r"`as_tensor_map\(\)` also takes (.+?) \(", readme, re.DOTALL)[1]
+    wanted = {"box_dim", *re.findall(r"`(\w+)`", options)}
+    assert len(wanted) == 6
+    assert wanted <= set(inspect.signature(StridedMemoryView.as_tensor_map).parameters)
 
 
 # The finders of cuda.pathfinder are replaced below: no variable hides a toolkit from them.
