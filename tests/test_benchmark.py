@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -35,6 +36,20 @@ def test_wrong_arguments(arguments: list[str], message: str) -> None:
     assert process.stderr.splitlines()[-1].startswith(f"copyBandwidth.py: error: {message}")
     assert "Traceback" not in process.stderr
     assert process.stdout == ""
+
+
+@pytest.mark.parametrize("with_script", [False, True])
+def test_sample_missing(tmp_path: Path, with_script: bool) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    script = shutil.copy(SCRIPT, tmp_path / "benchmarks")
+    if with_script:  # but without its Utilities
+        shutil.copy(ROOT / "tmaTensorMap.py", tmp_path)
+    process = run([sys.executable, script])
+    assert process.returncode == 1, process
+    assert process.stderr == (
+        "copyBandwidth.py: error: tmaTensorMap.py or its Utilities is missing:"
+        " download the whole sample\n"
+    )
 
 
 @pytest.mark.no_driver
