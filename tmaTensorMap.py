@@ -115,7 +115,8 @@ DEADLINE_SECONDS = 10  # for one launch, which takes about 0.01 s for 2^32 eleme
 def parse_arguments(
     argv: Sequence[str] | None,
 ) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    parser = argparse.ArgumentParser(prog=PROGRAM, description=__doc__.splitlines()[0])
+    description = "Copy an array tile by tile with the Tensor Memory Accelerator (TMA)."
+    parser = argparse.ArgumentParser(prog=PROGRAM, description=description)
     elements_help = f"float32 elements, a multiple of {TILE_ELEMENTS} (default: %(default)s)"
     parser.add_argument("--elements", type=int, default=1024, metavar="N", help=elements_help)
     device_help = "id of the GPU (default: %(default)s)"
@@ -300,8 +301,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             launch_copy(stream, kernel, tensor_map, output)
             utils.wait(stream, DEADLINE_SECONDS, HANG_CAUSE)
             check_copy("TMA copy", guarded_output, FIRST_PATTERN)
-            tiles = elements // TILE_ELEMENTS
-            print(f"TMA copy verified: {elements} elements across {tiles} tiles")
+            tiles = output.size // TILE_ELEMENTS
+            print(f"TMA copy verified: {output.size} elements across {tiles} tiles")
 
             # Swaps the address and nothing else. Shape, strides and dtype stay the first tensor's
             # and are not compared with the second's, which must therefore be alike.

@@ -108,6 +108,8 @@ def _print_error(program: str, text: object) -> None:
 def _output_error(error: OSError) -> str:
     if isinstance(error, BrokenPipeError):
         return "standard output was closed early"
+    if error.filename is not None:
+        return str(error)
     return f"{error}: check standard output, and the disk that holds CuPy's kernel cache"
 
 
@@ -166,11 +168,11 @@ def _problem_with(requirement: str) -> str | None:
     if name == "cupy-cuda13x":
         _refuse_other_cupy()
     try:
-        version = getattr(importlib.import_module(MODULES[name]), "__version__", "unknown")
+        version = str(getattr(importlib.import_module(MODULES[name]), "__version__", "unknown"))
     except ModuleNotFoundError as error:
         return f"{name} is not installed (no module named {error.name})"
-    except (ImportError, OSError) as error:
-        return f"{name} cannot be imported ({' '.join(str(error).split())})"
+    except Exception as error:  # of any class: packages that do not fit each other raise ValueError
+        return f"{name} cannot be imported ({' '.join(str(error).split()) or type(error).__name__})"
     if _numbers(lowest) <= _numbers(version) < _numbers(limit or "9999"):
         return None
     return f"{name} is of version {version}"
@@ -202,7 +204,7 @@ def require_module(module: str, requirement: str) -> None:
     """Raise SampleError, with the command that installs it, where a module cannot be imported."""
     try:
         importlib.import_module(module)
-    except ImportError as error:
+    except Exception as error:  # of any class: see _problem_with()
         problem = " ".join(str(error).split())
         raise SampleError(f"{problem}; install it: {pip_install(requirement)}") from error
 
@@ -238,8 +240,12 @@ def open_device(device_id: int, parser: argparse.ArgumentParser) -> Device:
             "no NVIDIA driver was found: install one (CUDA"
             f" {CUDA_MAJOR}.0 or newer), or run this on a machine with a GPU"
         ) from error
+    except ValueError as error:  # a status that cuda-bindings does not know
+        failed = f"the NVIDIA driver does not start ({error}): look at nvidia-smi"
+        raise NoUsableGpu(failed) from error
+    no_gpu = "the driver shows no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES"
     if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
-        raise NoUsableGpu("the driver shows no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES")
+        raise NoUsableGpu(no_gpu)
     if status != driver.CUresult.CUDA_SUCCESS:
         raise NoUsableGpu(f"the NVIDIA driver does not start ({status.name}): look at nvidia-smi")
     version = driver.cuDriverGetVersion()[1]  # 13000 is CUDA 13.0
@@ -250,6 +256,8 @@ def open_device(device_id: int, parser: argparse.ArgumentParser) -> Device:
             " needed: update the driver to 580 or newer"
         )
     count = driver.cuDeviceGetCount()[1]
+    if not count:
+        raise NoUsableGpu(no_gpu)
     if device_id >= count:
         valid = "0" if count == 1 else f"0 to {count - 1}"
         parser.error(f"argument --device: there is no GPU {device_id}; valid ids: {valid}")

@@ -45,7 +45,7 @@ def test_arguments_come_before_packages_and_the_helper(tmp_path: Path) -> None:
 
 
 def test_help_needs_no_package() -> None:
-    process = run([sys.executable, "-S", SCRIPT, "--help"])
+    process = run([sys.executable, "-S", "-OO", SCRIPT, "--help"])  # -OO: without docstrings
     assert process.returncode == 0
     assert process.stdout.startswith(USAGE)
     assert "a multiple of 128" in process.stdout

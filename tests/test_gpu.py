@@ -60,7 +60,7 @@ def test_more_elements_than_32_bits_count(elements: int) -> None:
     assert_verified(run_sample("--elements", elements, timeout=120), elements)
 
 
-@pytest.mark.parametrize("option", [["-O"], ["-W", "error"], ["-I"]])
+@pytest.mark.parametrize("option", [["-OO"], ["-W", "error"], ["-I"]])
 def test_interpreter_options(option: list[str]) -> None:
     assert_verified(run([sys.executable, *option, SCRIPT]))
 

@@ -92,7 +92,7 @@ def test_package_of_another_version(
     )
 
 
-@pytest.mark.parametrize("error", ["ImportError", "OSError"])
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "ValueError"])
 def test_broken_package(site_packages: Path, error: str) -> None:
     (site_packages / "cupy").unlink()
     (site_packages / "cupy.py").write_text(f"raise {error}('libfoo.so.1:\\n not found')\n")

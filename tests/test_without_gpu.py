@@ -56,6 +56,18 @@ def test_no_driver() -> None:
             "driver.cuInit = lambda _: (driver.CUresult.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,)",
             "the NVIDIA driver does not start (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)",
         ),
+        (
+            "import cuda.bindings.driver as driver\n"
+            "driver.cuInit = lambda _: driver.CUresult(12345)",  # as of a newer driver
+            "the NVIDIA driver does not start (12345 is not a valid CUresult)",
+        ),
+        (
+            "import cuda.bindings.driver as driver\n"
+            "driver.cuInit = lambda _: (driver.CUresult.CUDA_SUCCESS,)\n"
+            "driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_SUCCESS, 13000)\n"
+            "driver.cuDeviceGetCount = lambda: (driver.CUresult.CUDA_SUCCESS, 0)",
+            "the driver shows no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES",
+        ),
     ],
 )
 def test_unusable_driver(driver: str, message: str) -> None:
