@@ -11,9 +11,11 @@ are checked bit for bit before they are timed. GB/s counts the bytes read and th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import hashlib
 import importlib.metadata
+import io
 import json
 import os
 import random
@@ -93,7 +95,8 @@ extern "C" __global__ void textbook_copy(const __grid_constant__ TensorMap tenso
 def parse_arguments(
     argv: Sequence[str] | None,
 ) -> tuple[argparse.Namespace, argparse.ArgumentParser]:
-    parser = argparse.ArgumentParser(prog=Path(__file__).name, description=__doc__.splitlines()[0])
+    description = "Measure the sample: its kernel, its descriptor, and its first seconds."
+    parser = argparse.ArgumentParser(prog=Path(__file__).name, description=description)
     parser.add_argument(
         "--quick", action="store_true", help="three sizes, fewer rounds, no whole processes"
     )
@@ -107,8 +110,10 @@ def parse_arguments(
         parser.error(f"argument --device: {arguments.device} is negative, and ids start at 0")
     # Judged now, not when the measurements are done and would be lost.
     for option, path in (("--json", arguments.json), ("--plot", arguments.plot)):
-        if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        if path is not None and not can_be_written(path):
             parser.error(f"argument {option}: {path} cannot be written")
+    if arguments.plot and arguments.plot == arguments.json:
+        parser.error(f"argument --plot: {arguments.plot} is what --json names too")
     if arguments.plot and arguments.plot.suffix not in (".png", ".svg", ".pdf"):
         parser.error(f"argument --plot: {arguments.plot} must end in .png, .svg or .pdf")
     return arguments, parser
@@ -600,17 +605,37 @@ def plot_bandwidth(results: dict[str, Any], path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(loc=(0.02, 0.42), fontsize=10)
     pyplot.close(figure)
-    write_whole(path, lambda target: figure.savefig(target, format=path.suffix[1:]))
+    image = io.BytesIO()
+    figure.savefig(image, format=path.suffix[1:])
+    write_whole(path, image.getvalue())
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under another name first, so that no half of it is left in its place."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
+def unfinished(path: Path) -> Path:
+    """Return the name of a file while it is written. A link is followed first."""
+    return path.resolve().with_name(f".{path.resolve().name}.unfinished")
+
+
+def can_be_written(path: Path) -> bool:
+    """Return whether path is a file, or can become one. The folder is tried out."""
     try:
-        write(unfinished)
-        unfinished.replace(path)
+        unfinished(path).touch()
+        unfinished(path).unlink()
+    except (OSError, ValueError):  # ValueError: a path without a name
+        return False
+    return path.is_file() or not path.exists()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file under another name first, so that no half of it is left in its place.
+
+    Raises utils.SampleError where it cannot be written.
+    """
+    try:
+        unfinished(path).write_bytes(content)
+        unfinished(path).replace(path.resolve())
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished(path).unlink()
         raise utils.SampleError(f"{path} cannot be written: {error.strerror}") from error
 
 
@@ -683,13 +708,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for module in ("tqdm", *(["matplotlib"] if arguments.plot else [])):
             utils.require_module(module, module)
         device = utils.open_device(arguments.device, parser)
-        if not utils.has_compute_capability(device, (9, 0), "TMA", "Hopper or later"):
-            return 1
+        if tuple(device.compute_capability) < (9, 0):
+            raise utils.SampleError("TMA needs compute capability 9.0 or higher (Hopper or later)")
         device.set_current()
         results = measure(device, arguments.quick)
         if arguments.json:
-            text = json.dumps(results, indent=2) + "\n"
-            write_whole(arguments.json, lambda target: target.write_text(text, encoding="utf-8"))
+            write_whole(arguments.json, f"{json.dumps(results, indent=2)}\n".encode())
         if arguments.plot:
             plot_bandwidth(results, arguments.plot)
         return 0

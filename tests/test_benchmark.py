@@ -27,6 +27,13 @@ SCRIPT = ROOT / "benchmarks" / "copyBandwidth.py"
         (["--json", "/nowhere/results.json"], "argument --json: /nowhere/results.json cannot be"),
         (["--json", "/"], "argument --json: / cannot be written"),
         (["--plot", "/nowhere/plot.png"], "argument --plot: /nowhere/plot.png cannot be written"),
+        (["--json", "/dev/null"], "argument --json: /dev/null cannot be written"),
+        (
+            ["--json", "/etc/passwd/results.json"],
+            "argument --json: /etc/passwd/results",
+        ),
+        (["--json", ""], "argument --json: . cannot be written"),
+        (["--json", "x.png", "--plot", "x.png"], "argument --plot: x.png is what --json names too"),
         (["--plot", "plot.doc"], "argument --plot: plot.doc must end in .png, .svg or .pdf"),
     ],
 )
@@ -61,17 +68,27 @@ def test_no_driver(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_half_of_a_file_is_left(tmp_path: Path) -> None:
+def test_no_half_of_a_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "results.json"
     target.write_text("of last week")
 
-    def fail(path: Path) -> None:
+    def fail(path: Path, content: bytes) -> None:
         path.write_text("half")
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(sample.utils.SampleError, match="results.json cannot be written: No space"):
-        copyBandwidth.write_whole(target, fail)
+        copyBandwidth.write_whole(target, b"whole")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["of last week"]
+
+
+def test_link_is_followed(tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "target.json")
+    assert copyBandwidth.can_be_written(link)
+    copyBandwidth.write_whole(link, b"whole")
+    assert link.is_symlink()
+    assert sorted(path.read_text() for path in tmp_path.iterdir()) == ["whole", "whole"]
 
 
 def test_best_variant_is_shown() -> None:
