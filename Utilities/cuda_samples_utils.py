@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import os
 import re
 import signal
@@ -183,9 +182,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _refuse_other_cupy() -> None:
+    from importlib import metadata  # here, since it takes longer to load than all else
+
     for other in ("cupy-cuda11x", "cupy-cuda12x"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            importlib.metadata.distribution(other)
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            metadata.distribution(other)
             raise SampleError(
                 f"{other} is installed, for another CUDA and with the same files as cupy-cuda13x,"
                 f' which is needed: "{sys.executable}" -m pip uninstall -y {other} cupy-cuda13x,'
