@@ -127,7 +127,8 @@ def pip_install(*requirements: str) -> str:
     """
     command = f'"{sys.executable}" -m pip install'
     marker = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
-    if sys.prefix == sys.base_prefix and marker.is_file():
+    in_environment = Path(sys.executable).parent.with_name("pyvenv.cfg").is_file()
+    if marker.is_file() and not in_environment:
         command = f'"{sys.executable}" -m venv .venv && .venv/bin/python -m pip install'
     return " ".join([command, *(f'"{each}"' for each in requirements)])
 

@@ -140,9 +140,9 @@ def test_remedy_for_the_python_of_a_distribution(
     (tmp_path / "EXTERNALLY-MANAGED").touch()
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert utils.pip_install("numpy") == f'"{sys.executable}" -m pip install "numpy"'
-    monkeypatch.setattr(sys, "prefix", sys.base_prefix)  # as outside a virtual environment
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")  # in no virtual environment
     assert utils.pip_install("numpy") == (
-        f'"{sys.executable}" -m venv .venv && .venv/bin/python -m pip install "numpy"'
+        '"/usr/bin/python3" -m venv .venv && .venv/bin/python -m pip install "numpy"'
     )
 
 
