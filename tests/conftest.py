@@ -8,6 +8,7 @@ import functools
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
@@ -55,6 +56,9 @@ def hopper_gpus() -> int:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell makes its background jobs ignore Ctrl-C, and the runs that are sent one inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "gpu(count=1): needs GPUs with TMA (Hopper or later)")
     config.addinivalue_line("markers", "pitfall(title): shows that a pitfall in README.md is real")
     config.addinivalue_line("markers", "no_driver: shows what happens where there is no driver")
