@@ -112,7 +112,7 @@ def parse_arguments(
     for option, path in (("--json", arguments.json), ("--plot", arguments.plot)):
         if path is not None and not can_be_written(path):
             parser.error(f"argument {option}: {path} cannot be written")
-    if arguments.plot and arguments.plot == arguments.json:
+    if arguments.plot and arguments.json and arguments.plot.resolve() == arguments.json.resolve():
         parser.error(f"argument --plot: {arguments.plot} is what --json names too")
     if arguments.plot and arguments.plot.suffix not in (".png", ".svg", ".pdf"):
         parser.error(f"argument --plot: {arguments.plot} must end in .png, .svg or .pdf")
@@ -620,7 +620,7 @@ def can_be_written(path: Path) -> bool:
     try:
         unfinished(path).touch()
         unfinished(path).unlink()
-    except (OSError, ValueError):  # ValueError: a path without a name
+    except (OSError, ValueError, RuntimeError):  # a path without a name, links in a circle
         return False
     return path.is_file() or not path.exists()
 

@@ -34,6 +34,7 @@ SCRIPT = ROOT / "benchmarks" / "copyBandwidth.py"
         ),
         (["--json", ""], "argument --json: . cannot be written"),
         (["--json", "x.png", "--plot", "x.png"], "argument --plot: x.png is what --json names too"),
+        (["--json", "x.png", "--plot", "y/../x.png"], "argument --plot: y/../x.png is what --json"),
         (["--plot", "plot.doc"], "argument --plot: plot.doc must end in .png, .svg or .pdf"),
     ],
 )
@@ -84,6 +85,9 @@ def test_no_half_of_a_file_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_link_is_followed(tmp_path: Path) -> None:
     link = tmp_path / "link.json"
+    link.symlink_to(link)  # in a circle
+    assert not copyBandwidth.can_be_written(link)
+    link.unlink()
     link.symlink_to(tmp_path / "target.json")
     assert copyBandwidth.can_be_written(link)
     copyBandwidth.write_whole(link, b"whole")

@@ -10,6 +10,7 @@ import re
 from decimal import ROUND_HALF_UP, Decimal
 from typing import Any
 
+import copyBandwidth
 import pytest
 from conftest import ROOT, run_sample, verified
 
@@ -147,6 +148,7 @@ def performance_statements() -> list[str]:
         f"one {machine['gpu']} (driver {machine['driver']}, NVRTC {machine['nvrtc']},"
         f" cuda-core {machine['packages']['cuda-core']})",
         *rows,
+        f"Up to {copyBandwidth.GRAPH_UP_TO // mib} MiB many copies are timed in a CUDA graph",
         f"At 1 GiB it moves {fixed(best)} GB/s, {fixed(best / peak, 2)} of the memory's peak of"
         f" {peak} GB/s",
         f"Gluon with 256 elements a block reaches {ratio(64 * kib, 'Gluon 1-D TMA')} of"
@@ -192,6 +194,7 @@ def test_performance_figures() -> None:
         "from 16 MiB on",
         "from the 10th to the 90th",
         "from 1 MiB on",
+        "larger than the L2 cache",
     ):
         text = text.replace(words, "")
     assert not re.findall(r"\d+", text), re.findall(r".{20}\d.{20}", text)
