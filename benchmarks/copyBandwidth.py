@@ -622,7 +622,8 @@ def can_be_written(path: Path) -> bool:
         unfinished(path).unlink()
     except (OSError, ValueError, RuntimeError):  # a path without a name, links in a circle
         return False
-    return path.is_file() or not path.exists()
+    # From Python 3.13 on, links in a circle resolve to a link.
+    return path.is_file() or not (path.exists() or path.resolve().is_symlink())
 
 
 def write_whole(path: Path, content: bytes) -> None:
