@@ -50,7 +50,8 @@ SIZES = [64 * KIB * 4**step for step in range(9)]  # bytes of one array: 64 KiB 
 QUICK_SIZES = [MIB, 64 * MIB, GIB]
 ROUNDS, QUICK_ROUNDS = 40, 10
 WARM_UP_ROUNDS = 3
-PROCESS_RUNS = 5  # of the whole script, cold and warm each
+PROCESS_RUNS = 7  # of the whole script, cold and warm each
+GROWTH_RUNS = 3  # of the whole script, at each size
 GROWTH_ELEMENTS = [2**10, 2**20, 2**26, 2**30, 2**32]
 GRAPH_UP_TO = 256 * MIB  # larger copies are timed one by one on the stream
 REFERENCE = "cudaMemcpyAsync"
@@ -486,13 +487,25 @@ def first_seconds(device_id: int, runs: int, advance: Callable[[], object]) -> d
     }
 
 
-def growth(device_id: int, elements: int, cache: str) -> dict[str, Any]:
+def growth(
+    device_id: int, counts: Sequence[int], runs: int, advance: Callable[[], object]
+) -> list[dict[str, Any]]:
+    """Return the seconds of whole processes at each number of elements, and their memory."""
     import cupy
 
     free = cupy.cuda.runtime.memGetInfo()[0]
-    command = (GROWTH, free, "--device", device_id, "--elements", elements)
-    seconds, line = run_python(cache, "-c", *command)
-    return {"elements": elements, "seconds": round(seconds, 2), **json.loads(line)}
+    seconds: dict[int, list[float]] = {count: [] for count in counts}
+    memory: dict[int, dict[str, int]] = {}
+    with tempfile.TemporaryDirectory() as cache:
+        command = ("-c", GROWTH, free, "--device", device_id, "--elements")
+        run_python(cache, *command, counts[0])  # fills the cache
+        for _ in range(runs):
+            for count in random.sample(counts, len(counts)):
+                taken, line = run_python(cache, *command, count)
+                seconds[count].append(taken)
+                memory[count] = json.loads(line)
+                advance()
+    return [{"elements": n, "seconds": spread(seconds[n], 2), **memory[n]} for n in counts]
 
 
 # --- Report
@@ -652,11 +665,10 @@ def measure(device: Device, quick: bool) -> dict[str, Any]:
     runs = 0 if quick else PROCESS_RUNS
     counts = [] if quick else [count for count in GROWTH_ELEMENTS if 14 * count < free]
     results = {"machine": machine(device), "rounds": rounds, "bandwidth": []}
-    total = len(sizes) + 1 + 4 * runs + len(counts)
+    total = len(sizes) + 1 + 4 * runs + GROWTH_RUNS * len(counts)
     with (
         cupy.cuda.Stream(non_blocking=True) as cupy_stream,
         tqdm(total=total, disable=not sys.stdout.isatty()) as progress,
-        tempfile.TemporaryDirectory() as cache,
     ):
         utils.print_gpu_info(device)
         stream = Stream.from_handle(cupy_stream.ptr)
@@ -681,17 +693,13 @@ def measure(device: Device, quick: bool) -> dict[str, Any]:
             print_spreads("Whole process at the default size", "s", results["process"]["seconds"])
             print_spreads("Stages of a cold one", "s", results["process"]["stages"])
         if counts:
-            growth(device.device_id, counts[0], cache)  # fills the cache, and is not recorded
-        for count in counts:
-            row = growth(device.device_id, count, cache)
-            results.setdefault("growth", []).append(row)
-            progress.update()
+            results["growth"] = growth(device.device_id, counts, GROWTH_RUNS, progress.update)
     if counts:
         print("\nThe sample by size")
         for row in results["growth"]:
             arrays, used = (row[key] / MIB for key in ("array_bytes", "process_bytes"))
             print(
-                f"  {row['elements']:>10} elements  {row['seconds']:6.2f} s"
+                f"  {row['elements']:>10} elements  {row['seconds']['median']:6.2f} s"
                 f"  {arrays:>9,.0f} MiB in arrays  {used:>9,.0f} MiB with the CUDA context"
             )
     return results
