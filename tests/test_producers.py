@@ -10,7 +10,8 @@ import sys
 import pytest
 from conftest import JAX_STREAM, ROOT, environment, run
 
-# Copies two arrays, the second through replace_address(), and compares them bit for bit.
+# Copies two arrays, the second through replace_address(), and compares them bit for bit. (The sum
+# of a large int and a float32 array is float64 where CuPy 13 meets NumPy 2: hence the ranges.)
 COPY = """
 import sys
 sys.path.insert(0, {root!r})
@@ -33,7 +34,7 @@ for start in (0, 1_000_000):
     output = cupy.zeros(rows * 128, cupy.float32)
     sample.launch_copy(device.default_stream, kernel, tensor_map, output)
     device.sync()
-    expected = start + cupy.arange(rows * 128, dtype=cupy.float32)
+    expected = cupy.arange(start, start + output.size, dtype=cupy.float32)
     assert cupy.array_equal(output, expected), start
     tensor_map.replace_address({retarget})
 print("copied", type(first).__name__)
@@ -42,7 +43,7 @@ print("copied", type(first).__name__)
 MAKERS = {
     "cupy": """
 def make(start, rows):
-    return start + cupy.arange(rows * 128, dtype=cupy.float32).reshape(rows, 128)
+    return cupy.arange(start, start + rows * 128, dtype=cupy.float32).reshape(rows, 128)
 """,
     "torch": """
 import torch
@@ -68,7 +69,8 @@ class Bare:
             shape=array.shape, typestr="<f4", data=(array.data.ptr, False), version=3, strides=None
         )
 def make(start, rows):
-    return Bare(start + cupy.arange(rows * 128, dtype=cupy.float32).reshape(rows, 128))
+    array = cupy.arange(start, start + rows * 128, dtype=cupy.float32)
+    return Bare(array.reshape(rows, 128))
 """,
 }
 

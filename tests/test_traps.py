@@ -16,7 +16,9 @@ import tmaTensorMap as sample
 TILE = sample.TILE_ELEMENTS
 
 SWAPS_THE_POINTER = pytest.mark.pitfall("`replace_address()` swaps the pointer and nothing else.")
-STRIDED_1D = pytest.mark.pitfall("A strided 1-D view is encoded as if it were contiguous.")
+STRIDED_ROWS = pytest.mark.pitfall(
+    "A view strided in its last dimension is encoded as if it were contiguous."
+)
 BARE_ERROR = pytest.mark.pitfall("`CUDA_ERROR_INVALID_VALUE` names no cause.")
 CLEAR_ERROR = pytest.mark.pitfall("Other limits raise a `ValueError` that names them.")
 GRAPH = pytest.mark.pitfall("A captured CUDA graph keeps the descriptor it was captured with.")
@@ -97,7 +99,7 @@ def test_replace_address_checks_the_alignment(gpu: Gpu) -> None:
         tensor_map.replace_address(memory[1025:2049])
 
 
-@STRIDED_1D
+@STRIDED_ROWS
 @pytest.mark.gpu
 def test_strided_1d_view(gpu: Gpu) -> None:
     import copyBandwidth
@@ -109,6 +111,23 @@ def test_strided_1d_view(gpu: Gpu) -> None:
     bind(memory[::2], output)()
     assert cupy.array_equal(output, memory[:1024])
     assert not cupy.array_equal(output, memory[::2])
+
+
+@STRIDED_ROWS
+@pytest.mark.gpu
+def test_strided_2d_view(gpu: Gpu) -> None:
+    import cupy
+
+    memory = cupy.arange(64 * 256, dtype=cupy.float32).reshape(64, 256)
+    # A stride between the rows is taken as it is: TMA has one for each dimension but the last.
+    for view, copied in (
+        (memory[::2, :128], memory[::2, :128]),
+        (memory[:, ::2], memory[:, :128]),
+    ):
+        tensor_map = view_of(view).as_tensor_map(box_dim=(sample.TILES_PER_BOX, TILE))
+        output = gpu.copy(tensor_map, view.size).reshape(view.shape)
+        assert cupy.array_equal(output, copied)
+    assert not cupy.array_equal(output, memory[:, ::2])
 
 
 def zeros(*shape: int, dtype: str = "float32") -> object:
