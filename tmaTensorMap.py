@@ -48,7 +48,7 @@ PROGRAM, HERE = Path(__file__).name, Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "Utilities"), str(HERE.parent.parent / "Utilities")]
 try:
     import cuda_samples_utils as utils
-except ImportError:
+except (ImportError, SyntaxError):  # not there, or cut off
     utils = None  # main() says so, once the arguments are judged
 del sys.path[:2]  # what else lies in these folders is not meant for this sample
 
@@ -81,8 +81,9 @@ extern "C" __global__ void tma_copy(const __grid_constant__ TensorMap tensor_map
         // The TMA unit has to see the barrier initialised. (Cluster is this fence's only scope.)
         ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
         // Arrive, and tell how many bytes will land: always the whole box, since rows past the end
-        // of the tensor arrive as zeros. With any other number the barrier never opens. (void): the
-        // token it returns is not needed, since all threads wait by parity.
+        // of the tensor arrive as zeros. With too many the barrier never opens; with too few it
+        // opens too early, or never. (void): the token that this returns is not needed, since all
+        // threads wait by parity.
         (void)cuda::device::barrier_arrive_tx(barrier, 1, sizeof(box));
         // Where the box begins in the tensor, the innermost dimension first.
         const int coordinates[2] = {0, first_tile};
@@ -262,10 +263,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if not hasattr(utils, "errors_in_one_line"):
         parse_arguments(argv)
-        missing = (
-            "Utilities/cuda_samples_utils.py is missing, or another sample's: download the one"
-        )
-        sys.exit(f"{PROGRAM}: error: {missing} of this sample into Utilities beside this file")
+        missing = "Utilities/cuda_samples_utils.py is missing, damaged or another sample's"
+        mend = "download the one of this sample into Utilities beside this file"
+        sys.exit(f"{PROGRAM}: error: {missing}: {mend}")
     with utils.errors_in_one_line(__file__):
         arguments, parser = parse_arguments(argv)
         elements = arguments.elements

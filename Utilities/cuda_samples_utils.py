@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import os
 import re
 import signal
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from cuda.core import Device, ObjectCode, ProgramOptions, Stream
 
 CUDA_MAJOR = 13  # of the driver, the headers and the packages
+NO_GPU = "the driver shows no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+TOOLKIT = f"cuda-toolkit[cccl,cudart,nvrtc]>={CUDA_MAJOR},<{CUDA_MAJOR + 1}"
 
 # The module of each distribution package. cuda-toolkit has none: require_headers() and
 # compiler_errors() find out what of it is missing, since a system toolkit serves as well.
@@ -120,17 +123,22 @@ def _end_process(status: int) -> NoReturn:
     os._exit(status)
 
 
-def pip_install(*requirements: str) -> str:
+def pip_install(*requirements: str, reinstall: bool = False) -> str:
     """Return the command that installs requirements for the Python that runs this.
 
-    The Python of a Linux distribution refuses that (PEP 668), and gets a virtual environment.
+    The Python of a Linux distribution refuses that (PEP 668), and gets a virtual environment. An
+    environment of uv has no pip, and gets one. reinstall: also what seems to be installed, of
+    which files are missing.
     """
     command = f'"{sys.executable}" -m pip install'
+    if importlib.util.find_spec("pip") is None:
+        command = f'"{sys.executable}" -m ensurepip && {command}'
     marker = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
     in_environment = Path(sys.executable).parent.with_name("pyvenv.cfg").is_file()
     if marker.is_file() and not in_environment:
         command = f'"{sys.executable}" -m venv .venv && .venv/bin/python -m pip install'
-    return " ".join([command, *(f'"{each}"' for each in requirements)])
+    options = ["--force-reinstall"] if reinstall else []
+    return " ".join([command, *options, *(f'"{each}"' for each in requirements)])
 
 
 def require_packages(script: str) -> None:
@@ -151,43 +159,54 @@ def require_packages(script: str) -> None:
         # error under `python -W error`. What they are asked for is checked where it is used.
         warnings.simplefilter("ignore")
         for requirement in requirements:
-            problem = _problem_with(requirement)
+            problem, broken = _problem_with(requirement)
             if problem:
-                mend = pip_install(*requirements)
+                mend = pip_install(*requirements, reinstall=broken)
                 raise SampleError(f"{problem}; {requirement} is needed: {mend}")
         if "cuda.pathfinder" in sys.modules:
             sys.modules["cuda.pathfinder"].get_cuda_path_or_home()
 
 
-def _problem_with(requirement: str) -> str | None:
+def _problem_with(requirement: str) -> tuple[str | None, bool]:
+    """Return what is wrong with a package, and whether it is installed, but broken."""
     name, lowest, limit = re.match(
         r"([\w-]+)(?:\[.*\])?>=([\d.]+)(?:,<([\d.]+))?$", requirement
     ).groups()
     if name not in MODULES:
-        return None
+        return None, False
     if name == "cupy-cuda13x":
         _refuse_other_cupy()
     try:
-        version = str(getattr(importlib.import_module(MODULES[name]), "__version__", "unknown"))
+        version = importlib.import_module(MODULES[name]).__version__
     except ModuleNotFoundError as error:
-        return f"{name} is not installed (no module named {error.name})"
+        broken = _is_installed(name)
+        state = "incomplete" if broken else "not installed"
+        return f"{name} is {state} (no module named {error.name})", broken
     except Exception as error:  # of any class: packages that do not fit each other raise ValueError
-        return f"{name} cannot be imported ({' '.join(str(error).split()) or type(error).__name__})"
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return f"{name} cannot be imported ({reason})", True
     if _numbers(lowest) <= _numbers(version) < _numbers(limit or "9999"):
-        return None
-    return f"{name} is of version {version}"
+        return None, False
+    return f"{name} is of version {version}", False
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-def _refuse_other_cupy() -> None:
+def _is_installed(name: str) -> bool:
     from importlib import metadata  # here, since it takes longer to load than all else
 
+    try:
+        metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _refuse_other_cupy() -> None:
     for other in ("cupy-cuda11x", "cupy-cuda12x"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            metadata.distribution(other)
+        if _is_installed(other):
             raise SampleError(
                 f"{other} is installed, for another CUDA and with the same files as cupy-cuda13x,"
                 f' which is needed: "{sys.executable}" -m pip uninstall -y {other} cupy-cuda13x,'
@@ -230,40 +249,46 @@ def open_device(device_id: int, parser: argparse.ArgumentParser) -> Device:
 
     An id that is not there ends as the parser's errors do. Raises NoUsableGpu.
     """
-    from cuda.bindings import driver
     from cuda.core import Device
 
     # It would make each launch wait for its kernel, and one that hangs would never come to wait().
     os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
-    try:
-        (status,) = driver.cuInit(0)
-    except RuntimeError as error:  # the driver's library cannot be loaded
-        raise NoUsableGpu(
-            "no NVIDIA driver was found: install one (CUDA"
-            f" {CUDA_MAJOR}.0 or newer), or run this on a machine with a GPU"
-        ) from error
-    except ValueError as error:  # a status that cuda-bindings does not know
-        failed = f"the NVIDIA driver does not start ({error}): look at nvidia-smi"
-        raise NoUsableGpu(failed) from error
-    no_gpu = "the driver shows no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES"
-    if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
-        raise NoUsableGpu(no_gpu)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise NoUsableGpu(f"the NVIDIA driver does not start ({status.name}): look at nvidia-smi")
-    version = driver.cuDriverGetVersion()[1]  # 13000 is CUDA 13.0
+    _ask_driver("cuInit", 0)
+    version = _ask_driver("cuDriverGetVersion")  # 13000 is CUDA 13.0
     if version < 1000 * CUDA_MAJOR:
         supported = f"{version // 1000}.{version % 1000 // 10}"
         raise NoUsableGpu(
             f"the NVIDIA driver is too old: it supports CUDA {supported}, and {CUDA_MAJOR}.0 is"
             " needed: update the driver to 580 or newer"
         )
-    count = driver.cuDeviceGetCount()[1]
+    count = _ask_driver("cuDeviceGetCount")
     if not count:
-        raise NoUsableGpu(no_gpu)
+        raise NoUsableGpu(NO_GPU)
     if device_id >= count:
         valid = "0" if count == 1 else f"0 to {count - 1}"
         parser.error(f"argument --device: there is no GPU {device_id}; valid ids: {valid}")
     return Device(device_id)
+
+
+def _ask_driver(function: str, *arguments: int) -> int | None:
+    """Return the value that a function of the driver gives, if any. Raises NoUsableGpu."""
+    from cuda.bindings import driver
+
+    try:
+        status, *values = getattr(driver, function)(*arguments)
+    except RuntimeError as error:  # the driver's library cannot be loaded
+        raise NoUsableGpu(
+            "no NVIDIA driver was found: install one (CUDA"
+            f" {CUDA_MAJOR}.0 or newer), or run this on a machine with a GPU"
+        ) from error
+    except (KeyError, ValueError) as error:  # a status that cuda-bindings does not know
+        failed = f"the NVIDIA driver does not start ({error}): look at nvidia-smi"
+        raise NoUsableGpu(failed) from error
+    if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
+        raise NoUsableGpu(NO_GPU)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise NoUsableGpu(f"the NVIDIA driver does not start ({status.name}): look at nvidia-smi")
+    return values[0] if values else None
 
 
 def print_gpu_info(device: Device) -> None:
@@ -292,7 +317,7 @@ def require_headers(directories: Sequence[str | None], files: Sequence[str]) -> 
 
     Raises SampleError with the command that installs them.
     """
-    mend = pip_install(f"cuda-toolkit[cccl,cudart]>={CUDA_MAJOR},<{CUDA_MAJOR + 1}")
+    mend = pip_install(TOOLKIT, reinstall=True)
     for directory, file in zip(directories, files, strict=True):
         if directory is None or not Path(directory, file).is_file():
             raise SampleError(
@@ -320,8 +345,7 @@ def compiler_errors() -> Iterator[None]:
             raise
         raise SampleError(
             f"NVRTC, the compiler, was not found (libnvrtc of CUDA {CUDA_MAJOR}, in the installed"
-            " packages, conda or a system toolkit): "
-            + pip_install(f"cuda-toolkit[nvrtc]>={CUDA_MAJOR},<{CUDA_MAJOR + 1}")
+            " packages, conda or a system toolkit): " + pip_install(TOOLKIT, reinstall=True)
         ) from error
     except Exception as error:
         if type(error).__name__ != "NVRTCError":  # its class is not public

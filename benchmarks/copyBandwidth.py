@@ -35,7 +35,7 @@ try:
     import tmaTensorMap as sample
 
     utils = sample.utils
-except ImportError:
+except (ImportError, AttributeError):  # not there, or another
     utils = None  # main() says so
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ GRAPH_UP_TO = 256 * MIB  # larger copies are timed one by one on the stream
 REFERENCE = "cudaMemcpyAsync"
 SHIPPED = "this sample"
 TEXTBOOK = "textbook TMA"
+PLAIN = "plain loads"
 
 TEXTBOOK_SOURCE = r"""
 #include <cuda/barrier>
@@ -92,6 +93,17 @@ extern "C" __global__ void textbook_copy(const __grid_constant__ TensorMap tenso
 }
 """
 
+PLAIN_SOURCE = r"""
+// As many threads as the sample's kernel has, and as many bytes for each, but no TMA.
+extern "C" __global__ void plain_copy(const float4* input, float4* output, unsigned int count)
+{
+    const unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) {
+        output[i] = input[i];
+    }
+}
+"""
+
 
 def parse_arguments(
     argv: Sequence[str] | None,
@@ -110,13 +122,13 @@ def parse_arguments(
     if arguments.device < 0:
         parser.error(f"argument --device: {arguments.device} is negative, and ids start at 0")
     # Judged now, not when the measurements are done and would be lost.
+    if arguments.plot and arguments.plot.suffix not in (".png", ".svg", ".pdf"):
+        parser.error(f"argument --plot: {arguments.plot} must end in .png, .svg or .pdf")
     for option, path in (("--json", arguments.json), ("--plot", arguments.plot)):
         if path is not None and not can_be_written(path):
             parser.error(f"argument {option}: {path} cannot be written")
     if arguments.plot and arguments.json and arguments.plot.resolve() == arguments.json.resolve():
         parser.error(f"argument --plot: {arguments.plot} is what --json names too")
-    if arguments.plot and arguments.plot.suffix not in (".png", ".svg", ".pdf"):
-        parser.error(f"argument --plot: {arguments.plot} must end in .png, .svg or .pdf")
     return arguments, parser
 
 
@@ -131,9 +143,8 @@ def bind_sample(stream: Stream, kernel: Kernel) -> Bind:
     return bind
 
 
-def bind_textbook(stream: Stream, arch: str) -> Bind:
-    from cuda.core import LaunchConfig, Program, ProgramOptions, launch
-    from cuda.core.utils import StridedMemoryView
+def compile_source(source: str, name: str, arch: str) -> Kernel:
+    from cuda.core import Program, ProgramOptions
 
     options = ProgramOptions(
         arch=arch,
@@ -142,8 +153,30 @@ def bind_textbook(stream: Stream, arch: str) -> Bind:
         define_macro=[("TILE_ELEMENTS", str(sample.TILE_ELEMENTS))],
     )
     with utils.compiler_errors():
-        code = Program(TEXTBOOK_SOURCE, "c++", options).compile("cubin")
-    kernel = code.get_kernel("textbook_copy")
+        return Program(source, "c++", options).compile("cubin").get_kernel(name)
+
+
+def bind_plain(stream: Stream, arch: str) -> Bind:
+    import numpy
+    from cuda.core import LaunchConfig, launch
+
+    kernel = compile_source(PLAIN_SOURCE, "plain_copy", arch)
+
+    def bind(source: cupy.ndarray, target: cupy.ndarray) -> Copy:
+        count = source.size // 4
+        threads = sample.BLOCK_THREADS
+        config = LaunchConfig(grid=-(-count // threads), block=threads)
+        arguments = (source.data.ptr, target.data.ptr, numpy.uint32(count))
+        return lambda: launch(stream, config, kernel, *arguments)
+
+    return bind
+
+
+def bind_textbook(stream: Stream, arch: str) -> Bind:
+    from cuda.core import LaunchConfig, launch
+    from cuda.core.utils import StridedMemoryView
+
+    kernel = compile_source(TEXTBOOK_SOURCE, "textbook_copy", arch)
 
     def bind(source: cupy.ndarray, target: cupy.ndarray) -> Copy:
         view = StridedMemoryView.from_any_interface(source, stream_ptr=-1)
@@ -242,6 +275,7 @@ def bind_contenders(stream: Stream, device: Device) -> tuple[dict[str, Bind], li
         SHIPPED: bind_sample(stream, sample.compile_kernel(arch).get_kernel("tma_copy")),
         REFERENCE: bind_memcpy(stream),
         TEXTBOOK: bind_textbook(stream, arch),
+        PLAIN: bind_plain(stream, arch),
         "CuPy copyto": bind_cupy(),
     }
     optional = {"torch copy_": partial(bind_torch, stream)}
@@ -376,10 +410,10 @@ def host_costs(stream: Stream, kernel: Kernel) -> dict[str, dict[str, float]]:
     return {
         name: microseconds(call, stream)
         for name, call in {
-            "view and as_tensor_map": lambda: sample.build_tensor_map(first),
+            "build_tensor_map": lambda: sample.build_tensor_map(first),
             "replace_address(array)": lambda: tensor_map.replace_address(second),
             "replace_address(view)": lambda: tensor_map.replace_address(view),
-            "launch": lambda: sample.launch_copy(stream, kernel, tensor_map, output),
+            "launch_copy": lambda: sample.launch_copy(stream, kernel, tensor_map, output),
         }.items()
     }
 
@@ -593,6 +627,7 @@ def plot_bandwidth(results: dict[str, Any], path: Path) -> None:
         "torch copy_": ("#009E73", "^"),
         "Triton TMA": ("#CC79A7", "D"),
         "Gluon 1-D TMA": ("#E69F00", "P"),
+        PLAIN: ("#777777", "x"),
     }
     sizes = [entry["bytes"] for entry in results["bandwidth"]]
     figure, axes = pyplot.subplots(figsize=(8, 5), dpi=200, layout="constrained")
@@ -631,8 +666,10 @@ def unfinished(path: Path) -> Path:
 def can_be_written(path: Path) -> bool:
     """Return whether path is a file, or can become one. The folder is tried out."""
     try:
+        left = unfinished(path).exists()  # by an earlier run
         unfinished(path).touch()
-        unfinished(path).unlink()
+        if not left:
+            unfinished(path).unlink()
     except (OSError, ValueError, RuntimeError):  # a path without a name, links in a circle
         return False
     # From Python 3.13 on, links in a circle resolve to a link.

@@ -22,6 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 # Every run inherits these of the surroundings and nothing that would steer CUDA or CuPy.
 STEERING = ("CUPY_", "CUDA_PYTHON_", "CUDA_HOME", "CUDA_PATH", "PYTHONWARNINGS", "PYTHONOPTIMIZE")
+STEERING += ("COLUMNS",)  # breaks argparse's lines
 
 
 COMPILED = re.compile(r"Kernel compiled for sm_90: a CUBIN of \d{4,} bytes. Nothing was run.\n")

@@ -38,20 +38,23 @@ SCRIPT = ROOT / "benchmarks" / "copyBandwidth.py"
         (["--plot", "plot.doc"], "argument --plot: plot.doc must end in .png, .svg or .pdf"),
     ],
 )
-def test_wrong_arguments(arguments: list[str], message: str) -> None:
-    process = run([sys.executable, SCRIPT, *arguments])
+def test_wrong_arguments(tmp_path: Path, arguments: list[str], message: str) -> None:
+    process = run([sys.executable, SCRIPT, *arguments], cwd=tmp_path)
     assert process.returncode == 2, process
     assert process.stderr.splitlines()[-1].startswith(f"copyBandwidth.py: error: {message}")
     assert "Traceback" not in process.stderr
     assert process.stdout == ""
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("with_script", [False, True])
-def test_sample_missing(tmp_path: Path, with_script: bool) -> None:
+@pytest.mark.parametrize("beside", ["nothing", "the script alone", "another script"])
+def test_sample_missing(tmp_path: Path, beside: str) -> None:
     (tmp_path / "benchmarks").mkdir()
     script = shutil.copy(SCRIPT, tmp_path / "benchmarks")
-    if with_script:  # but without its Utilities
+    if beside == "the script alone":  # without its Utilities
         shutil.copy(ROOT / "tmaTensorMap.py", tmp_path)
+    elif beside == "another script":
+        (tmp_path / "tmaTensorMap.py").touch()
     process = run([sys.executable, script])
     assert process.returncode == 1, process
     assert process.stderr == (
@@ -93,6 +96,9 @@ def test_link_is_followed(tmp_path: Path) -> None:
     link.symlink_to(folder / "target.json")
     assert copyBandwidth.can_be_written(link)
     assert copyBandwidth.unfinished(link).parent == folder  # a rename stays on one disk
+    copyBandwidth.unfinished(link).touch()  # of an earlier run, or a user's: trying leaves it
+    assert copyBandwidth.can_be_written(link)
+    assert copyBandwidth.unfinished(link).exists()
     copyBandwidth.write_whole(link, b"whole")
     assert link.is_symlink()
     assert [path.read_text() for path in folder.iterdir()] == ["whole"]
@@ -111,10 +117,15 @@ def test_best_variant_is_shown() -> None:
     assert best["Triton TMA"]["median"] == 80
 
 
+def test_spread() -> None:
+    assert copyBandwidth.spread(range(101)) == {"median": 50, "p10": 10, "p90": 90}
+
+
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100", "sm_120"])
-def test_textbook_kernel_compiles(monkeypatch: pytest.MonkeyPatch, arch: str) -> None:
+@pytest.mark.parametrize("source", [copyBandwidth.TEXTBOOK_SOURCE, copyBandwidth.PLAIN_SOURCE])
+def test_other_kernels_compile(monkeypatch: pytest.MonkeyPatch, arch: str, source: str) -> None:
     logs = io.StringIO()
-    monkeypatch.setattr(sample, "KERNEL_SOURCE", copyBandwidth.TEXTBOOK_SOURCE)
+    monkeypatch.setattr(sample, "KERNEL_SOURCE", source)
     assert sample.compile_kernel(arch, logs=logs).code
     assert logs.getvalue() == ""
 
@@ -123,13 +134,15 @@ def test_plot(tmp_path: Path) -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())
     copyBandwidth.plot_bandwidth(results, tmp_path / "plot.svg")
     drawn = (tmp_path / "plot.svg").read_text()
-    for text in ("this sample", "cudaMemcpyAsync", "textbook TMA", "64 KiB", "4 GiB", "(GB/s)"):
+    names = set(results["bandwidth"][0]["contenders"])
+    for text in (*names, "64 KiB", "4 GiB", "(GB/s)"):
         assert f"{text} -->" in drawn, text
     # The textbook kernel is left out where it was not measured, and nothing else.
     for row in results["bandwidth"]:
         del row["contenders"]["textbook TMA"]
     copyBandwidth.plot_bandwidth(results, tmp_path / "plot.svg")
-    assert "textbook TMA" not in (tmp_path / "plot.svg").read_text()
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert {name for name in names if f"{name} -->" in drawn} == names - {"textbook TMA"}
 
 
 @pytest.mark.gpu
@@ -141,9 +154,13 @@ def test_quick(tmp_path: Path) -> None:
     results = json.loads(target.read_text())
     assert [row["bytes"] for row in results["bandwidth"]] == copyBandwidth.QUICK_SIZES
     for row in results["bandwidth"]:
-        wanted = {"this sample", "cudaMemcpyAsync", "textbook TMA", "CuPy copyto"}
+        wanted = {"this sample", "cudaMemcpyAsync", "textbook TMA", "plain loads", "CuPy copyto"}
         assert wanted <= set(row["contenders"])
-        assert all(entry["p10"] <= entry["p90"] for entry in row["contenders"].values())
+        for entry in row["contenders"].values():
+            assert 0 < entry["p10"] <= entry["median"] <= entry["p90"]
+    # No copy is faster than the memory, or bytes are counted that were not moved.
+    peak = results["machine"]["memory_peak_gb_s"]
+    assert all(e["median"] < peak for e in results["bandwidth"][-1]["contenders"].values())
     for heading in ("1 MiB, device time", "1 GiB, single copies", "Host cost of a call"):
         assert heading in process.stdout
 

@@ -58,8 +58,22 @@ def test_one_bulk_tensor_load_on_an_mbarrier(ptx: str) -> None:
     assert "mbarrier.try_wait.parity" in ptx
 
 
-def test_load_is_issued_before_the_block_synchronises(ptx: str) -> None:
-    assert ptx.index("cp.async.bulk.tensor") < ptx.index("bar.sync") < ptx.index("try_wait")
+def test_order_of_the_steps(ptx: str) -> None:
+    """No run shows that the fence is missing. The load comes before the block synchronises."""
+    steps = ("mbarrier.init", "fence.mbarrier_init.release.cluster", "mbarrier.arrive.expect_tx")
+    steps += ("cp.async.bulk.tensor", "bar.sync", "mbarrier.try_wait.parity")
+    places = [ptx.index(step) for step in steps]
+    assert places == sorted(places)
+
+
+def test_numbers_given_to_the_barrier(ptx: str) -> None:
+    """One arrival, all bytes of the box, and phase 0."""
+    values = dict(re.findall(r"mov\.[bu]32\s+(%r\d+), (\d+);", ptx))
+    box_bytes = 4 * sample.TILES_PER_BOX * sample.TILE_ELEMENTS
+    for instruction, number in (("init", 1), ("arrive.expect_tx", box_bytes), ("try_wait", 0)):
+        operands = re.search(rf"mbarrier\.{re.escape(instruction)}\S*\s([^;]+);", ptx)[1]
+        register = re.search(r"\], *(%r\d+)$", operands.strip())[1]
+        assert values[register] == str(number), instruction
 
 
 def test_shared_memory_is_aligned_for_tma(ptx: str) -> None:
@@ -75,6 +89,15 @@ def test_tile_size_comes_from_the_script(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_no_deprecated_name_and_no_handwritten_ptx() -> None:
     assert not re.search(r"\basm\b|experimental", sample.KERNEL_SOURCE)
+
+
+def test_matrix_instructions_of_hopper_need_sm_90a(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As README.md says."""
+    source = 'extern "C" __global__ void wgmma() { asm volatile("wgmma.fence.sync.aligned;"); }'
+    monkeypatch.setattr(sample, "KERNEL_SOURCE", source)
+    assert sample.compile_kernel("sm_90a").code
+    with pytest.raises(sample.utils.SampleError, match="wgmma"):
+        sample.compile_kernel("sm_90")
 
 
 def test_unknown_architecture() -> None:

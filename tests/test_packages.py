@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 import shutil
@@ -26,6 +27,7 @@ from conftest import (
 
 from tmaTensorMap import utils
 
+HAS_PIP = importlib.util.find_spec("pip") is not None  # uv makes environments without
 # As the process that runs it names it, without links and dots.
 PYTHON = run([sys.executable, "-c", "import sys; print(sys.executable)"]).stdout.strip()
 REQUIREMENTS = [
@@ -40,16 +42,18 @@ def run_with(site_packages: Path) -> subprocess.CompletedProcess[str]:
     return run([sys.executable, "-S", SCRIPT], env=variables)
 
 
-def remedy(distribution: str) -> str:
+def remedy(distribution: str, pip: bool = HAS_PIP, reinstall: bool = False) -> str:
     """Return what is said to be needed, and the command that installs everything."""
     needed = next(r for r in REQUIREMENTS if r.startswith(distribution))
-    everything = " ".join(f'"{r}"' for r in REQUIREMENTS if not r.startswith("#"))
-    return f'{needed} is needed: "{PYTHON}" -m pip install {everything}'
+    everything = " ".join(f'"{r}"' for r in REQUIREMENTS)
+    first = "" if pip else f'"{PYTHON}" -m ensurepip && '
+    options = "--force-reinstall " if reinstall else ""
+    return f'{needed} is needed: {first}"{PYTHON}" -m pip install {options}{everything}'
 
 
 def test_no_package_at_all() -> None:
     process = run([sys.executable, "-S", SCRIPT])
-    assert_fails(process, "numpy is not installed", remedy("numpy"))
+    assert_fails(process, "numpy is not installed", remedy("numpy", pip=False))
     assert process.stdout == ""
 
 
@@ -63,11 +67,19 @@ def test_no_package_at_all() -> None:
         ("cuda/pathfinder", "cuda-pathfinder"),
     ],
 )
-def test_one_package_missing(site_packages: Path, module: str, distribution: str) -> None:
+@pytest.mark.parametrize("state", ["not installed", "incomplete"])
+def test_one_package_missing(
+    site_packages: Path, module: str, distribution: str, state: str
+) -> None:
     (site_packages / module).unlink()
-    process = run_with(site_packages)
-    name = module.replace("/", ".")
-    assert_fails(process, f"{distribution} is not installed", name, remedy(distribution))
+    if state == "not installed":  # pip leaves alone what its records name, also without its files
+        (records,) = site_packages.glob(f"{distribution.replace('-', '_')}-*.dist-info")
+        records.unlink()
+    assert_fails(
+        run_with(site_packages),
+        f"{distribution} is {state} (no module named {module.replace('/', '.')}",
+        remedy(distribution, reinstall=state == "incomplete"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,7 +109,20 @@ def test_broken_package(site_packages: Path, error: str) -> None:
     (site_packages / "cupy").unlink()
     (site_packages / "cupy.py").write_text(f"raise {error}('libfoo.so.1:\\n not found')\n")
     assert_fails(
-        run_with(site_packages), "cupy-cuda13x cannot be imported (libfoo.so.1: not found)"
+        run_with(site_packages),
+        "cupy-cuda13x cannot be imported (libfoo.so.1: not found)",
+        remedy("cupy-cuda13x", reinstall=True),
+    )
+
+
+def test_package_without_files(site_packages: Path) -> None:
+    """An empty folder can be imported too."""
+    (site_packages / "cupy").unlink()
+    (site_packages / "cupy").mkdir()
+    assert_fails(
+        run_with(site_packages),
+        "cupy-cuda13x cannot be imported (module 'cupy' has no attribute '__version__')",
+        remedy("cupy-cuda13x", reinstall=True),
     )
 
 
@@ -114,14 +139,18 @@ def test_cupy_for_another_cuda(site_packages: Path, other: str) -> None:
     )
 
 
-@pytest.mark.parametrize("other", [None, "def print_gpu_info(device):\n    pass\n"])
+@pytest.mark.parametrize(
+    "other", [None, "def print_gpu_info(device):\n    pass\n", "def cut_off(", "<!DOCTYPE html>"]
+)
 def test_helper_missing_or_another(tmp_path: Path, other: str | None) -> None:
     """Only the script was downloaded, perhaps into a tree with a helper module of its own."""
     alone = shutil.copy(SCRIPT, tmp_path)
     if other:
         (tmp_path / "Utilities").mkdir()
         (tmp_path / "Utilities" / "cuda_samples_utils.py").write_text(other)
-    assert_fails(run([sys.executable, alone]), "Utilities/cuda_samples_utils.py is missing, or")
+    assert_fails(
+        run([sys.executable, alone]), "Utilities/cuda_samples_utils.py is missing, damaged"
+    )
 
 
 def test_other_files_beside_the_helper_are_not_imported(tmp_path: Path) -> None:
@@ -139,7 +168,7 @@ def test_remedy_for_the_python_of_a_distribution(
     """Its pip refuses to install beside it. No test can be sure to find such a Python."""
     (tmp_path / "EXTERNALLY-MANAGED").touch()
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    assert utils.pip_install("numpy") == f'"{sys.executable}" -m pip install "numpy"'
+    assert utils.pip_install("numpy").endswith(f'"{sys.executable}" -m pip install "numpy"')
     monkeypatch.setattr(sys, "executable", "/usr/bin/python3")  # in no virtual environment
     assert utils.pip_install("numpy") == (
         '"/usr/bin/python3" -m venv .venv && .venv/bin/python -m pip install "numpy"'
@@ -147,7 +176,8 @@ def test_remedy_for_the_python_of_a_distribution(
 
 
 def test_cuda_core_has_tensor_maps() -> None:
-    """Also where no GPU shows that they work. The options are those that README.md names."""
+    """Also where no GPU shows that they work. The options and enums are those in README.md."""
+    import cuda.core
     from cuda.core import TensorMapDescriptor
     from cuda.core.utils import StridedMemoryView
 
@@ -155,8 +185,12 @@ def test_cuda_core_has_tensor_maps() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     options = re.search(r"`as_tensor_map\(\)` also takes (.+?) \(", readme, re.DOTALL)[1]
     wanted = {"box_dim", *re.findall(r"`(\w+)`", options)}
-    assert len(wanted) == 6
+    assert len(wanted) == 5
     assert wanted <= set(inspect.signature(StridedMemoryView.as_tensor_map).parameters)
+    enums = set(re.findall(r"`(?:cuda\.core\._tensor_map\.)?(TensorMap(?!Desc)\w+)[.`]", readme))
+    assert len(enums) == 4
+    assert enums <= set(dir(importlib.import_module("cuda.core._tensor_map")))
+    assert not enums & {*dir(cuda.core), *dir(cuda.core.utils)}, "README.md: they are public now"
 
 
 # The finders of cuda.pathfinder are replaced below: no variable hides a toolkit from them.
@@ -174,7 +208,7 @@ def test_no_headers(toolkit: str | None) -> None:
     assert_fails(
         process,
         "the header cuda/barrier was not found in the installed packages",
-        '" -m pip install "cuda-toolkit[cccl,cudart]>=13,<14"',
+        '" -m pip install --force-reinstall "cuda-toolkit[cccl,cudart,nvrtc]>=13,<14"',
     )
 
 
@@ -223,5 +257,5 @@ sample.utils.open_device = lambda *_: (_ for _ in ()).throw(sample.utils.NoUsabl
     assert_fails(
         process,
         "NVRTC, the compiler, was not found (libnvrtc of CUDA 13",
-        '" -m pip install "cuda-toolkit[nvrtc]>=13,<14"',
+        '" -m pip install --force-reinstall "cuda-toolkit[cccl,cudart,nvrtc]>=13,<14"',
     )

@@ -130,7 +130,7 @@ def performance_statements() -> list[str]:
     machine, host, process = (RESULTS[part] for part in ("machine", "host", "process"))
     kib, mib, gib = 2**10, 2**20, 2**30
     names = ("this sample", "cudaMemcpyAsync", "torch copy_", "CuPy copyto")
-    names += ("Gluon 1-D TMA", "Triton TMA", "textbook TMA")
+    names += ("Gluon 1-D TMA", "Triton TMA", "plain loads", "textbook TMA")
     rows = []
     for name in names:
         cells = [
@@ -139,6 +139,7 @@ def performance_statements() -> list[str]:
         ]
         rows.append(f"| {name} | {' | '.join(cells)} |")
 
+    plain = [ratio(size, "plain loads") for size in (64 * kib, 256 * kib, mib, 4 * mib)]
     best, peak = copies(gib)["this sample"]["median"], machine["memory_peak_gb_s"]
     in_flight = 16 * machine["multiprocessors"] * 4 * sample.TILE_ELEMENTS / 1e6  # MB
     textbook_read = copies(gib)["textbook TMA"]["median"] / 2
@@ -146,6 +147,9 @@ def performance_statements() -> list[str]:
     seconds = {name: f"{fixed(row['median'], 1)} s" for name, row in process["seconds"].items()}
     stages = {name: f"{fixed(row['median'], 1)} s" for name, row in process["stages"].items()}
     grown = {row["elements"]: row for row in RESULTS["growth"]}
+    grown_seconds = {
+        power: f"{fixed(grown[2**power]['seconds']['median'], 1)} s" for power in (10, 26, 30, 32)
+    }
     largest = grown[2**32]
     array_mib = largest["array_bytes"] / mib
     microseconds = {name: f"{fixed(row['median'], 1)} µs" for name, row in host.items()}
@@ -162,24 +166,25 @@ def performance_statements() -> list[str]:
         f" {machine['packages']['triton']})",
         f"{ratio(64 * kib)} of `cudaMemcpyAsync` at 64 KiB, {ratio(256 * kib)} at 256 KiB,"
         f" {ratio(mib)} at 1 MiB and {ratio(4 * mib)} at 4 MiB",
+        f'("plain loads") reaches {plain[0]}, {plain[1]}, {plain[2]} and {plain[3]}.',
         f"{4 * sample.TILE_ELEMENTS} bytes in a block of 128 threads. 16 such blocks fit on each of"
         f" {machine['multiprocessors']} multiprocessors: {fixed(in_flight, 2)} MB in flight."
         f" It reads {fixed(textbook_read)} GB/s, half of what it moves, so with all of them in"
-        f" flight a block takes {fixed(latency, 2)} µs",
+        f" flight a block takes {fixed(latency, 3)} µs",
         f"To read the {fixed(best / 2)} GB/s of the sample at that latency takes"
         f" {fixed(best / 2 * latency / 1e3, 2)} MB in flight."
         f" Four tiles a block bring {fixed(4 * in_flight, 2)} MB",
-        f"{microseconds['view and as_tensor_map']} to build with its view",
-        f"costs {microseconds['replace_address(array)']} with an array and"
-        f" {microseconds['replace_address(view)']} with a view, a launch {microseconds['launch']}",
+        f"takes {microseconds['build_tensor_map']}, the view included,"
+        f" and `launch_copy()` {microseconds['launch_copy']}",
+        f"takes {microseconds['replace_address(array)']} with an array and"
+        f" {microseconds['replace_address(view)']} with a view",
         f"takes {seconds['cold']} with an empty CuPy cache and {seconds['warm']} with a filled one",
         f"{stages['imports']} go into imports, {stages['device']} into the device's context,"
         f" {stages['compilation']} into the compilation",
         f"{stages['data']} into the data, and {stages['copy and check']} into both copies",
         f"the cold run takes {fixed(process['seconds']['cold, cupy.array_equal']['median'], 1)} s",
-        f"takes {fixed(grown[2**26]['seconds']['median'], 1)} s for 2^26 elements,"
-        f" {fixed(grown[2**30]['seconds']['median'], 1)} s for 2^30"
-        f" and {fixed(largest['seconds']['median'], 1)} s for 2^32",
+        f"takes {grown_seconds[10]} for 2^10 elements, {grown_seconds[26]} for 2^26,"
+        f" {grown_seconds[30]} for 2^30 and {grown_seconds[32]} for 2^32",
         f"Three arrays of 2^32 elements take {fixed(array_mib)} MiB; the rest of the process takes"
         f" {fixed(largest['process_bytes'] / mib - array_mib)} MiB",
     ]

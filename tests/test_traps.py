@@ -158,6 +158,22 @@ def test_refused_without_a_cause(
     assert type(raised.value).__name__ == "CUDAError"
 
 
+@BARE_ERROR
+@pytest.mark.gpu
+def test_rows_of_a_swizzled_box(gpu: Gpu) -> None:
+    """They are at most as long as the swizzle. The tensor is bfloat16, held as 16-bit integers."""
+    from cuda.core._tensor_map import TensorMapDataType, TensorMapSwizzle
+
+    options = {
+        "data_type": TensorMapDataType.BFLOAT16,
+        "swizzle": TensorMapSwizzle.SWIZZLE_128B,
+    }
+    view = view_of(zeros(256, 128, dtype="uint16"))
+    assert view.as_tensor_map(box_dim=(4, 64), **options)
+    with pytest.raises(Exception, match="CUDA_ERROR_INVALID_VALUE"):
+        view.as_tensor_map(box_dim=(4, 128), **options)
+
+
 @CLEAR_ERROR
 @pytest.mark.gpu
 @pytest.mark.parametrize(
@@ -178,6 +194,63 @@ def test_refused_with_a_clear_error(
 ) -> None:
     with pytest.raises(ValueError):
         view_of(tensor()).as_tensor_map(box_dim=box)
+
+
+TWO_LOADS = r"""
+#include <cuda/barrier>
+#include <cuda/ptx>
+
+namespace ptx = cuda::ptx;
+struct alignas(128) TensorMap { unsigned char bytes[128]; };
+#pragma nv_diag_suppress static_var_with_dynamic_init
+
+extern "C" __global__ void tma_copy(const __grid_constant__ TensorMap tensor_map, float* output)
+{
+    __shared__ alignas(128) float boxes[2][TILES_PER_BOX * TILE_ELEMENTS];
+    __shared__ cuda::barrier<cuda::thread_scope_block> barrier;
+    const int coordinates[2] = {0, 0};
+    const auto load = [&](float* box) {
+        ptx::cp_async_bulk_tensor(ptx::space_shared, ptx::space_global, box, &tensor_map,
+                                  coordinates, cuda::device::barrier_native_handle(barrier));
+    };
+    boxes[1][threadIdx.x] = 0;
+    ptx::fence_proxy_async(ptx::space_shared);
+    if (threadIdx.x == 0) {
+        init(&barrier, 1);
+        ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
+        (void)cuda::device::barrier_arrive_tx(barrier, 1, sizeof(boxes[0]));
+        load(boxes[0]);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (const long long begin = clock64(); clock64() - begin < 1000000;) {}
+        load(boxes[1]);
+    }
+    barrier.wait_parity(false);
+    output[threadIdx.x] = boxes[1][threadIdx.x];
+    if (threadIdx.x == 0) {  // the block may not end before the second box has landed
+        (void)cuda::device::barrier_arrive_tx(barrier, 1, sizeof(boxes[1]));
+        barrier.wait_parity(true);
+    }
+}
+"""
+
+
+@pytest.mark.pitfall(WRONG_BYTE_COUNT)
+@pytest.mark.gpu
+def test_too_few_bytes_open_the_barrier_early(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two loads complete on a barrier that is told the bytes of one; the second comes late."""
+    import cupy
+    from cuda.core import LaunchConfig, launch
+
+    monkeypatch.setattr(sample, "KERNEL_SOURCE", TWO_LOADS)
+    kernel = sample.compile_kernel(gpu.arch).get_kernel("tma_copy")
+    tensor = cupy.ones((sample.TILES_PER_BOX, TILE), cupy.float32)
+    output = cupy.full(TILE, 2, cupy.float32)
+    config = LaunchConfig(grid=1, block=TILE)
+    launch(gpu.stream, config, kernel, sample.build_tensor_map(tensor), output.data.ptr)
+    # Not looked at: the first warp, which may have waited for its thread that loads.
+    assert output.tolist()[32:] == [0] * (TILE - 32)
 
 
 @GRAPH

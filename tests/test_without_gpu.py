@@ -63,6 +63,24 @@ def test_no_driver() -> None:
         ),
         (
             "import cuda.bindings.driver as driver\n"
+            "driver.cuInit = lambda _: {}[12345]",  # likewise, with cuda-bindings 13.0 and 13.1
+            "the NVIDIA driver does not start (12345)",
+        ),
+        (
+            "import cuda.bindings.driver as driver\n"
+            "driver.cuInit = lambda _: (driver.CUresult.CUDA_SUCCESS,)\n"
+            "driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_ERROR_UNKNOWN, None)",
+            "the NVIDIA driver does not start (CUDA_ERROR_UNKNOWN)",
+        ),
+        (
+            "import cuda.bindings.driver as driver\n"
+            "driver.cuInit = lambda _: (driver.CUresult.CUDA_SUCCESS,)\n"
+            "driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_SUCCESS, 13000)\n"
+            "driver.cuDeviceGetCount = lambda: (driver.CUresult.CUDA_ERROR_UNKNOWN, None)",
+            "the NVIDIA driver does not start (CUDA_ERROR_UNKNOWN)",
+        ),
+        (
+            "import cuda.bindings.driver as driver\n"
             "driver.cuInit = lambda _: (driver.CUresult.CUDA_SUCCESS,)\n"
             "driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_SUCCESS, 13000)\n"
             "driver.cuDeviceGetCount = lambda: (driver.CUresult.CUDA_SUCCESS, 0)",
