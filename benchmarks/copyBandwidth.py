@@ -50,7 +50,7 @@ SIZES = [64 * KIB * 4**step for step in range(9)]  # bytes of one array: 64 KiB 
 QUICK_SIZES = [MIB, 64 * MIB, GIB]
 ROUNDS, QUICK_ROUNDS = 40, 10
 WARM_UP_ROUNDS = 3
-PROCESS_RUNS = 7  # of the whole script, cold and warm each
+PROCESS_RUNS = 9  # of the whole script, cold and warm each
 GROWTH_RUNS = 3  # of the whole script, at each size
 GROWTH_ELEMENTS = [2**10, 2**20, 2**26, 2**30, 2**32]
 GRAPH_UP_TO = 256 * MIB  # larger copies are timed one by one on the stream
@@ -497,23 +497,28 @@ def run_python(cache: str, *command: object) -> tuple[float, str]:
 def first_seconds(device_id: int, runs: int, advance: Callable[[], object]) -> dict[str, Any]:
     """Return the seconds of whole processes, and of the stages of a cold one."""
     option = ("--device", device_id)
-    seconds: dict[str, list[float]] = {"cold": [], "warm": [], "cold, cupy.array_equal": []}
+    script = str(ROOT / "tmaTensorMap.py")
+    commands = {
+        "cold": [script],
+        "warm": [script],
+        "cold, cupy.array_equal": ["-c", ARRAY_EQUAL],
+        "stages": ["-c", STAGES],
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in commands if name != "stages"}
     stages: dict[str, list[float]] = {}
-    for _ in range(runs):
-        with tempfile.TemporaryDirectory() as cache:
-            for name in ("cold", "warm"):
-                seconds[name].append(run_python(cache, ROOT / "tmaTensorMap.py", *option)[0])
+    with tempfile.TemporaryDirectory() as filled:
+        run_python(filled, script, *option)
+        for _ in range(runs):
+            for name in random.sample(list(commands), len(commands)):
+                with tempfile.TemporaryDirectory() as empty:
+                    cache = filled if name == "warm" else empty
+                    taken, line = run_python(cache, *commands[name], *option)
+                if name == "stages":
+                    for stage, value in json.loads(line).items():
+                        stages.setdefault(stage, []).append(value)
+                else:
+                    seconds[name].append(taken)
                 advance()
-        with tempfile.TemporaryDirectory() as cache:
-            seconds["cold, cupy.array_equal"].append(
-                run_python(cache, "-c", ARRAY_EQUAL, *option)[0]
-            )
-            advance()
-        with tempfile.TemporaryDirectory() as cache:
-            _, line = run_python(cache, "-c", STAGES, *option)
-            for stage, value in json.loads(line).items():
-                stages.setdefault(stage, []).append(value)
-            advance()
     return {
         "runs": runs,
         "seconds": {name: spread(values, 2) for name, values in seconds.items()},
