@@ -180,8 +180,8 @@ def _problem_with(requirement: str) -> tuple[str | None, bool]:
         version = importlib.import_module(MODULES[name]).__version__
     except ModuleNotFoundError as error:
         broken = _is_installed(name)
-        state = "incomplete" if broken else "not installed"
-        return f"{name} is {state} (no module named {error.name})", broken
+        state = "is incomplete" if broken else "is not installed"
+        return f"{name} {state} (no module named {error.name})", broken
     except Exception as error:  # of any class: packages that do not fit each other raise ValueError
         reason = " ".join(str(error).split()) or type(error).__name__
         return f"{name} cannot be imported ({reason})", True
