@@ -3,8 +3,9 @@
 """Copy an array tile by tile with the Tensor Memory Accelerator (TMA) of Hopper and later GPUs.
 
 TMA moves whole boxes of a tensor between global and shared memory, each with one instruction of
-one thread. What it has to know of the tensor stands in a 128-byte descriptor, the tensor map. This
-sample
+one thread. What it has to know of the tensor stands in a 128-byte descriptor, the tensor map. The
+load then runs by itself: a barrier, which is told how many bytes will land, holds the threads until
+they have. This sample
 
 1. compiles a TMA kernel to a CUBIN with cuda.core and NVRTC,
 2. builds a tensor map from a CuPy array,

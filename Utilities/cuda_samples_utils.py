@@ -131,12 +131,12 @@ def pip_install(*requirements: str, reinstall: bool = False) -> str:
     which files are missing.
     """
     command = f'"{sys.executable}" -m pip install'
-    if importlib.util.find_spec("pip") is None:
-        command = f'"{sys.executable}" -m ensurepip && {command}'
     marker = Path(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
     in_environment = Path(sys.executable).parent.with_name("pyvenv.cfg").is_file()
     if marker.is_file() and not in_environment:
         command = f'"{sys.executable}" -m venv .venv && .venv/bin/python -m pip install'
+    elif importlib.util.find_spec("pip") is None:
+        command = f'"{sys.executable}" -m ensurepip && {command}'
     options = ["--force-reinstall"] if reinstall else []
     return " ".join([command, *options, *(f'"{each}"' for each in requirements)])
 

@@ -20,10 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "tmaTensorMap.py"
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-# Every run inherits these of the surroundings and nothing that would steer CUDA or CuPy.
-STEERING = ("CUPY_", "CUDA_PYTHON_", "CUDA_HOME", "CUDA_PATH", "PYTHONWARNINGS", "PYTHONOPTIMIZE")
-STEERING += ("COLUMNS",)  # breaks argparse's lines
-
+# No run inherits these of the surroundings. COLUMNS would break argparse's lines.
+STEERING = ("CUPY_", "CUDA_PYTHON_", "CUDA_HOME", "CUDA_PATH")
+STEERING += ("PYTHONWARNINGS", "PYTHONOPTIMIZE", "COLUMNS")
 
 COMPILED = re.compile(r"Kernel compiled for sm_90: a CUBIN of \d{4,} bytes. Nothing was run.\n")
 

@@ -41,48 +41,43 @@ def test_no_driver() -> None:
     assert_fails(process, "no NVIDIA driver was found: install one (CUDA 13.0 or newer)")
 
 
+DRIVER = "import cuda.bindings.driver as driver\n"
+STARTS = f"{DRIVER}driver.cuInit = lambda _: (driver.CUresult.CUDA_SUCCESS,)\n"
+
+
 @pytest.mark.parametrize(
     ("driver", "message"),
     [
         (NO_DRIVER, "no NVIDIA driver was found"),
         (
-            "import cuda.bindings.driver as driver\n"
-            "driver.cuInit = lambda _: (driver.CUresult.CUDA_SUCCESS,)\n"
-            "driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_SUCCESS, 12040)",
+            f"{STARTS}driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_SUCCESS, 12040)",
             "the NVIDIA driver is too old: it supports CUDA 12.4, and 13.0 is needed",
         ),
         (
-            "import cuda.bindings.driver as driver\n"
-            "driver.cuInit = lambda _: (driver.CUresult.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,)",
+            f"{DRIVER}driver.cuInit = lambda _:"
+            " (driver.CUresult.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,)",
             "the NVIDIA driver does not start (CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)",
         ),
         (
-            "import cuda.bindings.driver as driver\n"
-            "driver.cuInit = lambda _: driver.CUresult(12345)",  # as of a newer driver
+            f"{DRIVER}driver.cuInit = lambda _: driver.CUresult(12345)",  # as of a newer driver
             "the NVIDIA driver does not start (12345 is not a valid CUresult)",
         ),
         (
-            "import cuda.bindings.driver as driver\n"
-            "driver.cuInit = lambda _: {}[12345]",  # likewise, with cuda-bindings 13.0 and 13.1
+            DRIVER + "driver.cuInit = lambda _: {}[12345]",  # likewise, cuda-bindings 13.0 and 13.1
             "the NVIDIA driver does not start (12345)",
         ),
         (
-            "import cuda.bindings.driver as driver\n"
-            "driver.cuInit = lambda _: (driver.CUresult.CUDA_SUCCESS,)\n"
-            "driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_ERROR_UNKNOWN, None)",
+            f"{STARTS}driver.cuDriverGetVersion = lambda:"
+            " (driver.CUresult.CUDA_ERROR_UNKNOWN, None)",
             "the NVIDIA driver does not start (CUDA_ERROR_UNKNOWN)",
         ),
         (
-            "import cuda.bindings.driver as driver\n"
-            "driver.cuInit = lambda _: (driver.CUresult.CUDA_SUCCESS,)\n"
-            "driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_SUCCESS, 13000)\n"
+            f"{STARTS}driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_SUCCESS, 13000)\n"
             "driver.cuDeviceGetCount = lambda: (driver.CUresult.CUDA_ERROR_UNKNOWN, None)",
             "the NVIDIA driver does not start (CUDA_ERROR_UNKNOWN)",
         ),
         (
-            "import cuda.bindings.driver as driver\n"
-            "driver.cuInit = lambda _: (driver.CUresult.CUDA_SUCCESS,)\n"
-            "driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_SUCCESS, 13000)\n"
+            f"{STARTS}driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_SUCCESS, 13000)\n"
             "driver.cuDeviceGetCount = lambda: (driver.CUresult.CUDA_SUCCESS, 0)",
             "the driver shows no GPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES",
         ),
