@@ -133,7 +133,7 @@ def compile_kernel(arch: str, source: str = KERNEL, macros: dict = MACROS) -> co
     """
     utils.require_nvrtc(INSTALL)
     options = core.ProgramOptions(arch=arch, std="c++17", include_path=include_directories())
-    options.define_macro = [(name, str(value)) for name, value in macros.items()]
+    options.define_macro = [(name, str(value)) for name, value in macros.items()] or None
     return core.Program(source, "c++", options).compile("cubin")
 
 
@@ -198,7 +198,7 @@ def main() -> None:
     parser, arguments = parse_arguments()
     device = utils.open_device(parser, arguments.device, compile_kernel)
     utils.print_gpu_info(device)
-    utils.require_compute_capability(device, (9, 0), "TMA", "Hopper or later")
+    utils.require_tma(device)
     kernel = compile_kernel(f"sm_{device.arch}").get_kernel("tma_copy")
     first, second, output = allocate(arguments.elements)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,23 +80,43 @@ def gpu_problem() -> str | None:
     return None
 
 
+def start(
+    description: str, compile_kernel: Callable[[str], ObjectCode], arch: str = "sm_90"
+) -> Device:
+    """Parse the arguments of a script with --device alone, open the GPU, and print its name."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process even in a CUDA call
+    parser = argparse.ArgumentParser(description=description)
+    add_device_argument(parser)
+    device = open_device(parser, parser.parse_args().device, compile_kernel, arch)
+    print_gpu_info(device)
+    require_tma(device)
+    return device
+
+
 def print_gpu_info(device: Device) -> None:
     """Print the name and the compute capability of a GPU, and an empty line."""
     major, minor = device.compute_capability
     print(f"Device: {device.name}\nCompute Capability: {major}.{minor}\n")
 
 
-def require_compute_capability(
-    device: Device, lowest: tuple[int, int], feature: str, generation: str
-) -> None:
-    """End the process with a line and status 0 if a GPU has a lower compute capability."""
-    found = tuple(device.compute_capability)
-    if found < lowest:
-        print(
-            f"{feature} needs compute capability {lowest[0]}.{lowest[1]} or higher ({generation});"
-            f" this device has {found[0]}.{found[1]}."
-        )
+def require_tma(device: Device) -> None:
+    """End the process with one line and status 0 on a GPU older than Hopper."""
+    major, minor = device.compute_capability
+    if major < 9:
+        needed = "TMA needs compute capability 9.0 or higher (Hopper or later)"
+        print(f"{needed}; this device has {major}.{minor}.")
         sys.exit()
+
+
+def require_matrix(array: cupy.ndarray, *dtypes: str) -> None:
+    """Raise ValueError unless an array is what a 2-D tensor map can describe as it is."""
+    got = f"{array.dtype}, shape {array.shape}, strides {array.strides}, {array.data.ptr:#x}"
+    if array.dtype.name not in dtypes or array.ndim != 2 or not array.flags.c_contiguous:
+        raise ValueError(f"need a contiguous 2-D array of {' or '.join(dtypes)}, got {got}")
+    if array.size == 0 or array.shape[1] * array.itemsize % 16 or array.data.ptr % 16:
+        raise ValueError(f"need rows of a positive multiple of 16 bytes, aligned to 16, got {got}")
+    if array.device.id != cupy.cuda.runtime.getDevice():
+        raise ValueError(f"need an array on the current device, got device {array.device.id}")
 
 
 @contextlib.contextmanager

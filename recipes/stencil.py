@@ -21,9 +21,7 @@ coordinates may be negative, and everything outside arrives as zeros.
 # ]
 # ///
 
-import argparse
 import functools
-import signal
 import sys
 from pathlib import Path
 
@@ -113,17 +111,8 @@ def box_sum(matrix: cupy.ndarray) -> cupy.ndarray:
     4 (16 bytes), and neither is 0. Works on CuPy's current stream and does not wait. Raises
     ValueError for any other array.
     """
-    if matrix.dtype != numpy.float32 or matrix.ndim != 2 or not matrix.flags.c_contiguous:
-        raise ValueError(
-            f"need a contiguous 2-D float32 array, got {matrix.dtype}, shape {matrix.shape},"
-            f" strides {matrix.strides}"
-        )
+    utils.require_matrix(matrix, "float32")
     rows, columns = matrix.shape
-    if not rows or not columns or columns % 4 or matrix.data.ptr % 16:
-        raise ValueError(
-            f"need rows of a positive multiple of 16 bytes at a multiple of 16 bytes, got shape"
-            f" {matrix.shape} at address {matrix.data.ptr:#x}"
-        )
     Device(matrix.device.id).set_current()  # CuPy's device, in case this thread has none yet
     stream = Stream.from_handle(cupy.cuda.get_current_stream().ptr)
     output = cupy.empty_like(matrix)
@@ -151,12 +140,7 @@ def verify(matrix: cupy.ndarray, output: cupy.ndarray) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parser = argparse.ArgumentParser(description="Sum 3x3 neighborhoods of a matrix with TMA.")
-    utils.add_device_argument(parser)
-    device = utils.open_device(parser, parser.parse_args().device, compile_box_sum)
-    utils.print_gpu_info(device)
-    utils.require_compute_capability(device, (9, 0), "TMA", "Hopper or later")
+    utils.start("Sum 3x3 neighborhoods of a matrix with TMA.", compile_box_sum)
     values = numpy.random.default_rng(0).integers(-(2**20), 2**20, (1001, 1004))
     matrix = cupy.array(values, numpy.float32)
     with utils.finish_within(10):

@@ -21,9 +21,7 @@ write the transposed tile to shared memory in the same layout, and TMA stores it
 # ]
 # ///
 
-import argparse
 import functools
-import signal
 import sys
 from pathlib import Path
 
@@ -40,6 +38,7 @@ from cuda.core.utils import StridedMemoryView
 TILE = 64  # rows and columns
 BOX_COLUMNS = 32  # 128 bytes, the longest row that the 128-byte swizzle allows
 BLOCK_THREADS = 256  # each transposes 4 x 4 elements
+MACROS = {"TILE": TILE}
 
 KERNEL = r"""
 #include <cuda/ptx>
@@ -57,7 +56,7 @@ extern "C" __global__ void transpose(const __grid_constant__ CUtensorMap input,
 {
     __shared__ alignas(1024) Box in[2], out[2];
     __shared__ cuda::std::uint64_t barrier;
-    // Blocks that run at the same time are neighbors down the input, and so along the output's rows.
+    // Blocks run down the input's columns, so that those running together fill rows of the output.
     const int row = blockIdx.x % tiles_down * TILE, column = blockIdx.x / tiles_down * TILE;
 
     if (threadIdx.x == 0) {
@@ -106,7 +105,7 @@ extern "C" __global__ void transpose(const __grid_constant__ CUtensorMap input,
 
 
 def compile_transpose(arch: str) -> ObjectCode:
-    return compile_kernel(arch, KERNEL, {"TILE": TILE})
+    return compile_kernel(arch, KERNEL, MACROS)
 
 
 @functools.cache
@@ -128,17 +127,10 @@ def transpose(matrix: cupy.ndarray) -> cupy.ndarray:
     (16 bytes) and not 0. Works on CuPy's current stream and does not wait. Raises ValueError for
     any other array.
     """
-    if matrix.dtype != numpy.float32 or matrix.ndim != 2 or not matrix.flags.c_contiguous:
-        raise ValueError(
-            f"need a contiguous 2-D float32 array, got {matrix.dtype}, shape {matrix.shape},"
-            f" strides {matrix.strides}"
-        )
+    utils.require_matrix(matrix, "float32")
     rows, columns = matrix.shape
-    if not matrix.size or rows % 4 or columns % 4 or matrix.data.ptr % 16:
-        raise ValueError(
-            f"need rows and columns of a positive multiple of 16 bytes at a multiple of 16 bytes,"
-            f" got shape {matrix.shape} at address {matrix.data.ptr:#x}"
-        )
+    if rows % 4:
+        raise ValueError(f"need a multiple of 4 rows, for the output's of 16 bytes, got {rows}")
     Device(matrix.device.id).set_current()  # CuPy's device, in case this thread has none yet
     stream = Stream.from_handle(cupy.cuda.get_current_stream().ptr)
     output = cupy.empty((columns, rows), numpy.float32)
@@ -150,12 +142,7 @@ def transpose(matrix: cupy.ndarray) -> cupy.ndarray:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    parser = argparse.ArgumentParser(description="Transpose a matrix with TMA.")
-    utils.add_device_argument(parser)
-    device = utils.open_device(parser, parser.parse_args().device, compile_transpose)
-    utils.print_gpu_info(device)
-    utils.require_compute_capability(device, (9, 0), "TMA", "Hopper or later")
+    utils.start("Transpose a matrix with TMA.", compile_transpose)
     values = numpy.arange(1004 * 2020, dtype=numpy.uint32).view(numpy.float32).reshape(1004, 2020)
     with utils.finish_within(10):
         output = transpose(cupy.array(values))

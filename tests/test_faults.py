@@ -1,200 +1,116 @@
 # SPDX-FileCopyrightText: The tmaTensorMap contributors
 # SPDX-License-Identifier: BSD-3-Clause
-"""Each fault planted into the kernel or the host's steps is caught, and its place named."""
+"""Faults injected into the scripts are caught by their own checks, which name the place."""
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import WRONG_BYTE_COUNT, assert_fails, plant, run
+from conftest import ROOT, SCRIPT, assert_fails, copy_of, run
 
-import tmaTensorMap as sample
+SIZE = 16 * 512 + 128  # 16 full boxes, and a last one with one tile
 
-TILE, BOX = sample.TILE_ELEMENTS, sample.TILE_ELEMENTS * sample.TILES_PER_BOX
-ONE_BLOCK, MANY_BLOCKS, WITH_REST = BOX, 16 * BOX, 16 * BOX + TILE
-ALL = (ONE_BLOCK, MANY_BLOCKS, WITH_REST)
-
-# What the faults change. Each text stands once in the sample.
-BYTES = "barrier_arrive_tx(barrier, 1, sizeof(box))"
-COORDINATES = "coordinates[2] = {0, first_tile}"
 BOUND = "    if (tile < tiles) {"
-TARGET = "output[size_t{blockIdx.x} * blockDim.x + threadIdx.x]"
-SOURCE = "(box)[threadIdx.x]"
-DESCRIPTOR = "            tensor_map = build_tensor_map(first)\n"
-RETARGET = "            tensor_map.replace_address(second)\n"
-POISON = "            fill(guarded_output, POISON_PATTERN)\n"
-LAUNCH = """            launch_copy(stream, kernel, tensor_map, output)
-            utils.wait(stream, DEADLINE_SECONDS, HANG_CAUSE)
-"""
-FIRST_CHECK = '            check_copy("TMA copy", '
-SECOND_CHECK = '            check_copy("replace_address", '
-
-
-def after_the_load(statement: str) -> tuple[str, str]:
-    return BOUND, f"    {statement}\n    __syncthreads();\n{BOUND}"
-
-
-def last_block(size: int) -> int:
-    """Return the first element of the last block."""
-    return (size - 1) // BOX * BOX
+SOURCE = "= box[threadIdx.x]"
+COORDINATES = "coordinates[2] = {0, first_tile}"
+WAIT = "    barrier.wait_parity(false);"
+RETARGET = "    tensor_map.replace_address(second)\n"
+LAUNCH = "    with utils.finish_within(10):\n        launch_copy(kernel, tensor_map, output)\n"
+FIRST, SECOND = '    verify("TMA copy"', '    verify("replace_address"'
 
 
 class Fault(NamedTuple):
     change: tuple[str, str]
-    first: Callable[[int], int]  # the first wrong element, by size
-    count: Callable[[int], int]  # how many elements of the output are wrong, by size
-    sizes: tuple[int, ...] = ALL  # where it changes the result
-    overrun: int = 0  # how many elements past the ends of the output are written
-    step: str = "TMA copy"
+    message: str = "TMA copy: "
+
+
+def differ(count: int, first: int, step: str = "TMA copy") -> str:
+    return (
+        f"tmaTensorMap.py: error: {step}: {count} of {SIZE} elements differ; the first is element"
+        f" {first} (tile {first // 128}): expected bits 0x"
+    )
 
 
 FAULTS = {
-    "the last tile is never copied": Fault(
-        (BOUND, BOUND.replace("< tiles", "< tiles - 1")), lambda n: n - TILE, lambda n: TILE
+    "the last tile is not copied": Fault(
+        (BOUND, BOUND.replace("tiles)", "tiles - 1)")), differ(128, SIZE - 128)
     ),
-    "one tile is copied twice": Fault(
-        (SOURCE, "(box)[threadIdx.x - (blockIdx.x == 0 && threadIdx.x / 32 == 1 ? 32 : 0)]"),
-        lambda n: TILE,
-        lambda n: TILE,
-    ),
-    "two tiles are swapped": Fault(
-        (SOURCE, "(box)[threadIdx.x ^ (blockIdx.x == 0 && threadIdx.x < 64 ? 32 : 0)]"),
-        lambda n: 0,
-        lambda n: 2 * TILE,
+    "a tile is copied twice": Fault(
+        (SOURCE, "= box[threadIdx.x - (blockIdx.x == 0 && threadIdx.x / 32 == 1 ? 32 : 0)]"),
+        differ(128, 128),
     ),
     "the boxes of two blocks are swapped": Fault(
         (COORDINATES, "coordinates[2] = {0, first_tile ^ (blockIdx.x < 2 ? TILES_PER_BOX : 0)}"),
-        lambda n: 0,
-        lambda n: 2 * BOX,
-        sizes=(MANY_BLOCKS, WITH_REST),
-    ),
-    "every tile lands one further on": Fault(
-        (TARGET, TARGET.replace("threadIdx", "TILE_ELEMENTS / 4 + threadIdx")),
-        lambda n: 0,
-        lambda n: n,
-        overrun=TILE,
+        differ(1024, 0),
     ),
     "every tile comes from one further on": Fault(
-        (COORDINATES, "coordinates[2] = {0, first_tile + 1}"), lambda n: 0, lambda n: n
-    ),
-    "one element of one tile is wrong": Fault(
-        after_the_load("if (blockIdx.x == gridDim.x - 1 && threadIdx.x == 0) box[5] = 1.0f;"),
-        lambda n: last_block(n) + 5,
-        lambda n: 1,
+        (COORDINATES, "coordinates[2] = {0, first_tile + 1}"), differ(SIZE, 0)
     ),
     "one bit of one element is wrong": Fault(
-        after_the_load("if (blockIdx.x + threadIdx.x == 0) reinterpret_cast<int*>(box)[77] ^= 1;"),
-        lambda n: 77,
-        lambda n: 1,
+        (BOUND, "    if (blockIdx.x + threadIdx.x == 0) box[0].z = __int_as_float(3);\n" + BOUND),
+        differ(1, 2) + "00000002, found 0x00000003",
     ),
     "half of each tile is copied": Fault(
-        (BOUND, BOUND.replace(") {", " && threadIdx.x % 32 < 16) {")),
-        lambda n: TILE // 2,
-        lambda n: n // 2,
+        (BOUND, BOUND.replace(") {", " && threadIdx.x % 32 < 16) {")), differ(SIZE // 2, 64)
     ),
-    "the last, partly filled block is dropped": Fault(
-        (BOUND, BOUND.replace("if (", "if (first_tile + TILES_PER_BOX <= tiles && ")),
-        last_block,
-        lambda n: TILE,
-        sizes=(WITH_REST,),
+    "a partly filled box is dropped": Fault(
+        (BOUND, BOUND.replace("(tile", "(first_tile + TILES_PER_BOX <= tiles && tile")),
+        differ(128, SIZE - 128),
     ),
-    "only the first block works": Fault(
-        (BOUND, BOUND.replace("if (", "if (blockIdx.x == 0 && ")),
-        lambda n: BOX,
-        lambda n: n - BOX,
-        sizes=(MANY_BLOCKS, WITH_REST),
-    ),
-    "the last block is not held back": Fault(
-        (BOUND, BOUND.replace("< tiles", "< tiles + TILES_PER_BOX")),
-        lambda n: n,
-        lambda n: 0,
-        sizes=(WITH_REST,),
-        overrun=BOX - TILE,
-    ),
-    "a write past the end of the output": Fault(
-        after_the_load("if (threadIdx.x == 0) output[size_t{tiles} * 32] = float4{};"),
-        lambda n: n,
-        lambda n: 0,
-        overrun=4,
-    ),
-    "a write before the start of the output": Fault(
-        after_the_load("if (threadIdx.x == 0) output[-1] = float4{};"),
-        lambda n: -4,
-        lambda n: 0,
-        overrun=4,
-    ),
-    "the kernel is not launched": Fault(
-        (LAUNCH + FIRST_CHECK, FIRST_CHECK), lambda n: 0, lambda n: n
-    ),
-    "the source is modified before the launch": Fault(
-        (DESCRIPTOR, DESCRIPTOR + "            first[300] = 1\n"), lambda n: 300, lambda n: 1
-    ),
-    "replace_address is not called": Fault(
-        (RETARGET, ""), lambda n: 0, lambda n: n, step="replace_address"
-    ),
-    "replace_address gets the first source again": Fault(
-        (RETARGET, RETARGET.replace("second", "first")),
-        lambda n: 0,
-        lambda n: n,
-        step="replace_address",
-    ),
-    "the second launch is left out": Fault(
-        (LAUNCH + SECOND_CHECK, SECOND_CHECK), lambda n: 0, lambda n: n, step="replace_address"
-    ),
-    "the second launch and the poisoning are left out": Fault(
-        (POISON + LAUNCH + SECOND_CHECK, SECOND_CHECK),
-        lambda n: 0,
-        lambda n: n,
-        step="replace_address",
+    "the wait is missing": Fault((WAIT, "")),
+    "the wait is for the other parity": Fault((WAIT, WAIT.replace("false", "true"))),
+    "the kernel is not launched": Fault((LAUNCH + FIRST, FIRST), differ(SIZE - 1, 1)),
+    "replace_address is not called": Fault((RETARGET, ""), differ(SIZE, 0, "replace_address")),
+    "the second launch is missing": Fault(
+        (LAUNCH + SECOND, SECOND), differ(SIZE, 0, "replace_address")
     ),
 }
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault_can_be_planted(tmp_path: Path, name: str) -> None:
-    """Also where no GPU shows it: a text that no longer stands in the sample plants nothing."""
-    plant(tmp_path, FAULTS[name].change)
+def test_fault_is_caught(tmp_path: Path, name: str) -> None:
+    process = run(copy_of(SCRIPT, tmp_path, FAULTS[name].change), "--elements", SIZE)
+    assert_fails(process, FAULTS[name].message, " elements differ; the first is element ")
+
+
+# Of each recipe: a missing wait, a wrong parity, too few expected bytes (too many hang), and a
+# swapped coordinate. How a wrong byte count shows is undefined.
+RECIPE_FAULTS = {
+    ("stencil", "wait"): ("    while (!ptx::mbarrier_try_wait_parity(&barrier, 0)) {}\n", ""),
+    ("stencil", "parity"): ("try_wait_parity(&barrier, 0)", "try_wait_parity(&barrier, 1)"),
+    ("stencil", "bytes"): ("&barrier, sizeof(box));", "&barrier, sizeof(box) + 16);"),
+    ("stencil", "coordinate"): (
+        "{tile_column - 4, tile_row - 1}",
+        "{tile_row / 4 * 4, tile_column - 1}",
+    ),
+    ("transpose", "wait"): ("    while (!ptx::mbarrier_try_wait_parity(&barrier, 0)) {}\n", ""),
+    ("transpose", "parity"): ("try_wait_parity(&barrier, 0)", "try_wait_parity(&barrier, 1)"),
+    ("transpose", "bytes"): ("&barrier, sizeof(in));", "&barrier, sizeof(in) + 16);"),
+    ("transpose", "coordinate"): ("{column + 32 * i, row}", "{row + 32 * i, column}"),
+    ("gemm", "wait"): ("            wait(&shared.full[step % STAGES], step / STAGES % 2);\n", ""),
+    ("gemm", "parity"): ("step / STAGES % 2);", "step / STAGES % 2 ^ 1);"),
+    ("gemm", "bytes"): ("sizeof(stage));", "sizeof(stage) + 16);"),
+    ("gemm", "coordinate"): ("a_at[2] = {k * 64, origin.x}", "a_at[2] = {origin.x, k * 64}"),
+}
+
+
+@pytest.mark.parametrize(("recipe", "fault"), RECIPE_FAULTS)
+def test_recipe_fault_can_be_injected(tmp_path: Path, recipe: str, fault: str) -> None:
+    """Without a GPU too: a text that is no longer in the recipe injects nothing."""
+    copy_of(ROOT / "recipes" / f"{recipe}.py", tmp_path, RECIPE_FAULTS[recipe, fault])
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("name", "size"), [(name, size) for name, fault in FAULTS.items() for size in fault.sizes]
-)
-def test_fault_is_caught(tmp_path: Path, name: str, size: int) -> None:
-    fault = FAULTS[name]
-    script = plant(tmp_path, fault.change)
-    process = run([sys.executable, script, "--elements", size])
-    first = fault.first(size)
-    problems = [f"{fault.count(size)} of {size} elements differ"] if fault.count(size) else []
-    if fault.overrun:
-        problems.append(f"{fault.overrun} elements were written past the ends of the output")
-    assert_fails(
-        process,
-        f": error: {fault.step}: {' and '.join(problems)}"
-        f"; the first is element {first} (tile {first // TILE}): expected bits 0x",
-    )
-    found = r"0x[0-9a-f]{8}, found 0x[0-9a-f]{8}( \(poison: never written\))?\n$"
-    assert re.search(found, process.stderr)
-    assert ("TMA copy verified" in process.stdout) == (fault.step != "TMA copy")
-    assert "replace_address verified" not in process.stdout
-
-
-@pytest.mark.gpu
-@pytest.mark.pitfall(WRONG_BYTE_COUNT)
-@pytest.mark.parametrize("size", ALL)
-@pytest.mark.parametrize("bytes_more", ["+ 16", "- 16"])
-def test_wrong_byte_count_ends_by_itself(tmp_path: Path, bytes_more: str, size: int) -> None:
-    """Too many never come; with too few, the count of those to come never is 0 when looked at."""
-    script = plant(
-        tmp_path,
-        (BYTES, BYTES.replace("sizeof(box)", f"sizeof(box) {bytes_more}")),
-        ("DEADLINE_SECONDS = 10 ", "DEADLINE_SECONDS = 2 "),  # test_gpu.py has one at full length
-    )
-    process = run([sys.executable, script, "--elements", size])
-    assert_fails(process, "the kernel did not finish within 2 s: the classic cause is a byte count")
+@pytest.mark.parametrize(("recipe", "fault"), RECIPE_FAULTS)
+def test_recipe_fault_is_caught(tmp_path: Path, recipe: str, fault: str) -> None:
+    script = copy_of(ROOT / "recipes" / f"{recipe}.py", tmp_path, RECIPE_FAULTS[recipe, fault])
+    process = run(script)
+    assert process.returncode == 1, process
     assert "verified" not in process.stdout
+    if fault == "bytes" or (recipe, fault) == ("gemm", "parity"):  # a hang
+        assert process.stderr.startswith("Timeout (0:00:10)!\n")
+    else:
+        assert_fails(process, " elements differ; ")

@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 
 import pytest
-from conftest import JAX_STREAM, ROOT, environment, run
+from conftest import ROOT, environment, run
+
+JAX_STREAM = "JAX arrays need a stream."
 
 # Copies two arrays, the second through replace_address(), and compares them bit for bit. (The sum
 # of a large int and a float32 array is float64 where CuPy 13 meets NumPy 2: hence the ranges.)
@@ -25,14 +26,14 @@ device.set_current()
 kernel = sample.compile_kernel(f"sm_{{device.arch}}").get_kernel("tma_copy")
 rows = 65
 box = (sample.TILES_PER_BOX, sample.TILE_ELEMENTS)
-# What another package still has to do on its own stream is done before the launch.
+# What another package still does on its own stream is done before the launch.
 first, second = make(0, rows), make(1_000_000, rows)
 device.sync()
 view = StridedMemoryView.from_any_interface(first, stream_ptr={stream_ptr})
 tensor_map = view.as_tensor_map(box_dim=box)
 for start in (0, 1_000_000):
     output = cupy.zeros(rows * 128, cupy.float32)
-    sample.launch_copy(device.default_stream, kernel, tensor_map, output)
+    sample.launch_copy(kernel, tensor_map, output)
     device.sync()
     expected = cupy.arange(start, start + output.size, dtype=cupy.float32)
     assert cupy.array_equal(output, expected), start
@@ -90,7 +91,8 @@ def test_producer(producer: str) -> None:
     )
     # JAX would take three quarters of the memory at its start.
     process = run(
-        [sys.executable, "-c", code],
+        "-c",
+        code,
         env=environment(XLA_PYTHON_CLIENT_PREALLOCATE="false"),
         timeout=120,
     )
@@ -121,7 +123,8 @@ Device(0).set_current()
 {use}
 """
     process = run(
-        [sys.executable, "-c", code],
+        "-c",
+        code,
         env=environment(XLA_PYTHON_CLIENT_PREALLOCATE="false"),
         timeout=120,
     )
