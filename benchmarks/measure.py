@@ -9,6 +9,7 @@ import functools
 import math
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,9 +59,11 @@ def on_its_stream(measure: Callable) -> Callable:
                 measure(state)
         except (ImportError, MemoryError, cupy.cuda.memory.OutOfMemoryError) as error:
             state.skip(" ".join(str(error).split()))
-        except (Exception, SystemExit):  # NVBench prints it and goes on with the next state
-            FAILED.append(state.get_axis_values_as_string())
-            raise
+        except (Exception, SystemExit) as error:  # go on with the next state
+            if not isinstance(error, SystemExit):
+                traceback.print_exc()
+            FAILED.append(f"{state.get_axis_values_as_string()}: {error}")
+            state.skip(str(error))
 
     return run
 
@@ -249,7 +252,7 @@ def main() -> None:
     except bench.NVBenchRuntimeError as error:
         sample.utils.fail(error)
     if FAILED:
-        sample.utils.fail(f"failed, as printed above: {'; '.join(FAILED)}")
+        sample.utils.fail("; ".join(FAILED))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ python benchmarks/plot.py
 import hashlib
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-BANDWIDTH = "nv/cold/bw/global/bytes_per_second"
+SECONDS = "nv/cold/time/gpu/median"
 SAMPLE, RECIPE, REFERENCE = "this sample", "this recipe", "cudaMemcpyAsync"
 SIZES = {"64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24, "1 GiB": 2**30}
 # Okabe and Ito's colors, which color-blind readers can tell apart.
@@ -36,12 +37,22 @@ def read(results: Path, benchmark: str, tag: str) -> dict[tuple, float]:
     return values
 
 
+def copy_rates(results: Path) -> dict[tuple, float]:
+    """Return bytes read and written per second, by kernel and size."""
+    seconds = read(results, "copies", SECONDS)
+    return {(kernel, size): 2 * size / x for (kernel, size), x in seconds.items()}
+
+
 def recipes(results: Path) -> list[tuple[str, str, dict[str, float]]]:
     """Return each recipe with its shape, its speed, and its ratio to each other kernel."""
     rows = []
     for recipe in ("stencil", "transpose", "gemm"):
         gemm = recipe == "gemm"
-        speeds = read(results, recipe, "nv/cold/bw/item_rate" if gemm else BANDWIDTH)
+        seconds = read(results, recipe, SECONDS)
+        # Floating-point operations, or bytes of a float32 matrix that is read and written once.
+        factor = 2 if gemm else 8
+        work = {s: factor * math.prod(map(int, s.split("x"))) for _, s in seconds}
+        speeds = {(kernel, s): work[s] / x for (kernel, s), x in seconds.items()}
         for shape in dict.fromkeys(shape for _, shape in speeds):
             own = speeds[RECIPE, shape]
             others = {k: own / x for (k, s), x in speeds.items() if s == shape and k != RECIPE}
@@ -52,7 +63,7 @@ def recipes(results: Path) -> list[tuple[str, str, dict[str, float]]]:
 
 def tables(results: Path) -> dict[str, str]:
     """Return the README's tables by the names in its markers."""
-    rates = read(results, "copies", BANDWIDTH)
+    rates = copy_rates(results)
     rows = [["GB/s", *SIZES]]
     for name in dict.fromkeys(name for name, _ in rates):
         pairs = [(rates.get((name, size)), rates[REFERENCE, size]) for size in SIZES.values()]
@@ -95,7 +106,7 @@ def draw(results: Path) -> None:
     style = {"figure.dpi": 200, "axes.grid": True, "grid.alpha": 0.3, "axes.axisbelow": True}
     pyplot.rcParams.update({**style, "figure.constrained_layout.use": True})
     gpu = json.loads((results / "h200.json").read_text(encoding="utf-8"))["devices"][0]
-    rates = read(results, "copies", BANDWIDTH)
+    rates = copy_rates(results)
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(8, 4.6))
     for name, color in zip(dict.fromkeys(name for name, _ in rates), COLORS, strict=False):
         sizes = sorted(size for other, size in rates if other == name)

@@ -151,7 +151,7 @@ def test_interrupt_while_a_kernel_hangs(tmp_path: Path) -> None:
         [sys.executable, script], env=environment(), stdout=-1, stderr=-1
     ) as process:
         assert process.stdout.readline().startswith(b"Device: ")  # flushed before the launch
-        time.sleep(1)
+        time.sleep(3)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=5)
         assert (process.returncode, errors) == (-signal.SIGINT, b"")  # a shell shows 130
@@ -174,11 +174,17 @@ def test_second_gpu() -> None:
     assert lines[5] == "[0, 1]", "device 0's primary context is active"
 
 
+# initcheck itself hangs where a kernel stores through TMA (compute-sanitizer 2025.3, driver 580).
+TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
+HANGS = {("initcheck", "transpose"), ("initcheck", "gemm")}
 SCRIPTS = [(SCRIPT, "--elements", 8320), *((ROOT / "recipes" / f"{name}.py",) for name in RECIPES)]
 
 
-@pytest.mark.parametrize("command", SCRIPTS, ids=lambda command: command[0].stem)
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck", "initcheck"])
+@pytest.mark.parametrize(
+    ("tool", "command"),
+    [(tool, s) for s in SCRIPTS for tool in TOOLS if (tool, s[0].stem) not in HANGS],
+    ids=str,
+)
 def test_compute_sanitizer(tool: str, command: tuple[object, ...]) -> None:
     sanitizer = shutil.which("compute-sanitizer")
     if not sanitizer:

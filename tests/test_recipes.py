@@ -99,7 +99,7 @@ def test_torch_tensors(gpu: str) -> None:
     import cupy
     import torch
 
-    x = torch.randint(-8, 9, (132, 264), device="cuda")
+    x = torch.randint(-8, 9, (136, 264), device="cuda")
     y = x.float()
     torch.cuda.synchronize()
     assert torch.equal(torch.from_dlpack(transpose.transpose(cupy.from_dlpack(y))), y.T)
