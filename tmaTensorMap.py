@@ -51,7 +51,7 @@ DTYPE = numpy.dtype("float32")
 BITS = numpy.dtype(f"uint{8 * DTYPE.itemsize}")  # to compare bit for bit
 CHUNK_ELEMENTS = 16 // DTYPE.itemsize  # elements per 16 bytes: what one thread copies out
 TILE_ELEMENTS = 128  # one row of the tensor; a side of a box is at most 256
-TILES_PER_BOX = 4  # 2 KiB in flight per block keep the memory busy, 512 bytes do not
+TILES_PER_BOX = 2048 // (TILE_ELEMENTS * DTYPE.itemsize)  # 4: 2 KiB in flight keep memory busy
 CHUNKS_PER_TILE = TILE_ELEMENTS // CHUNK_ELEMENTS
 BLOCK_THREADS = TILES_PER_BOX * CHUNKS_PER_TILE
 MACROS = {"TILES_PER_BOX": TILES_PER_BOX, "CHUNKS_PER_TILE": CHUNKS_PER_TILE}
@@ -62,8 +62,9 @@ KERNEL = r"""
 
 namespace ptx = cuda::ptx;
 
-// The tensor map's type. CCCL only declares it, and NVRTC cannot include <cuda.h>.
+// As in <cuda.h>, which NVRTC cannot include. CCCL declares both names, but does not define them.
 struct alignas(128) CUtensorMap_st { unsigned char bytes[128]; };
+using CUtensorMap = CUtensorMap_st;
 
 #pragma nv_diag_suppress static_var_with_dynamic_init  // a thread initializes the barrier, below
 
@@ -80,8 +81,8 @@ extern "C" __global__ void tma_copy(const __grid_constant__ CUtensorMap tensor_m
         // Fetches the tensor map early. CCCL 3.5 wraps this line as ptx::prefetch_tensormap.
         asm volatile("prefetch.tensormap [%0];" ::"l"(&tensor_map) : "memory");
         init(&barrier, 1);  // one arrival per phase: this thread's
-        // A release fence at cluster scope for the initialized mbarrier. Within one block, program
-        // order covers this thread, and __syncthreads() the threads that wait.
+        // A release fence for the initialized mbarrier, for other blocks of a cluster. Within one
+        // block, program order and __syncthreads() do its work; it is kept by convention.
         ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
         // Arrive and set the expected bytes: the whole box, since rows past the end of the tensor
         // arrive as zeros and count. A wrong count is undefined: a hang, or a phase that completes
@@ -93,7 +94,7 @@ extern "C" __global__ void tma_copy(const __grid_constant__ CUtensorMap tensor_m
                                   coordinates, cuda::device::barrier_native_handle(barrier));
     }
     __syncthreads();  // from here on the mbarrier is initialized for all threads
-    barrier.wait_parity(false);  // phase 0 has parity false, phase 1 true, phase 2 false again
+    barrier.wait_parity(false);  // until phase 0 completes; phase 1 has parity true, 2 false again
 
     // The last box may extend past the last tile, where the output ends.
     const unsigned int tile = first_tile + threadIdx.x / CHUNKS_PER_TILE;
@@ -111,8 +112,8 @@ def parse_arguments() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     utils.add_device_argument(parser)
     arguments = parser.parse_args()
     tiles, rest = divmod(arguments.elements, TILE_ELEMENTS)
-    if rest or not 0 < tiles < 2**32:  # launch_copy() passes the number of tiles in 32 bits
-        wanted = f"a positive multiple of {TILE_ELEMENTS}, below 2^32 tiles"
+    if rest or not 0 < tiles < 2**31:  # the kernel's coordinates are signed 32-bit
+        wanted = f"a positive multiple of {TILE_ELEMENTS}, below 2^31 tiles"
         parser.error(f"argument --elements: {arguments.elements} is not {wanted}")
     return parser, arguments
 
@@ -128,9 +129,7 @@ def include_directories() -> list[str]:
 
 def compile_kernel(arch: str, source: str = KERNEL, macros: dict = MACROS) -> core.ObjectCode:
     """Compile CUDA C++ to a CUBIN for an arch such as "sm_90". Needs no GPU and no driver.
-
-    Source that does not compile raises cuda.core's NVRTCError with the compiler's log.
-    """
+    Source that does not compile raises cuda.core's NVRTCError with the compiler's log."""
     utils.require_nvrtc(INSTALL)
     options = core.ProgramOptions(arch=arch, std="c++17", include_path=include_directories())
     options.define_macro = [(name, str(value)) for name, value in macros.items()] or None
@@ -139,7 +138,7 @@ def compile_kernel(arch: str, source: str = KERNEL, macros: dict = MACROS) -> co
 
 def allocate(elements: int) -> list[cupy.ndarray]:
     """Return two sources and a zeroed output. Element i of the first source holds the bits of the
-    integer i, of the second those of ~i: no misplaced, missing, or stale tile can pass verify()."""
+    integer i, of the second those of ~i. Up to 2^32 (2-byte types: 2^16) no two are the same."""
     try:
         first, second, output = (cupy.zeros(elements, DTYPE) for _ in range(3))
     except cupy.cuda.memory.OutOfMemoryError as error:
@@ -151,17 +150,16 @@ def allocate(elements: int) -> list[cupy.ndarray]:
 
 
 def build_tensor_map(array: cupy.ndarray) -> TensorMapDescriptor:
-    """Return the tensor map of an array of any shape, viewed as (tiles, TILE_ELEMENTS).
-
-    Raises ValueError unless it is contiguous, of DTYPE, and a multiple of TILE_ELEMENTS in size.
-    """
-    if array.dtype != DTYPE or not array.flags.c_contiguous or array.size % TILE_ELEMENTS:
-        need = f"a contiguous {DTYPE} array with a multiple of {TILE_ELEMENTS} elements"
+    """Return the tensor map of an array of any shape, viewed as (tiles, TILE_ELEMENTS). Raises
+    ValueError unless it is contiguous, of DTYPE, and a positive multiple of a tile in size."""
+    tiles, rest = divmod(array.size, TILE_ELEMENTS)
+    if array.dtype != DTYPE or not array.flags.c_contiguous or rest or not tiles:
+        need = f"a contiguous {DTYPE} array with a positive multiple of {TILE_ELEMENTS} elements"
         raise ValueError(f"need {need}, got {array.dtype}, {array.shape}, strides {array.strides}")
     # One row per tile: coordinates are signed 32-bit, so a 1-D tensor map ends at 2^31 elements.
-    tiles = array.reshape(-1, TILE_ELEMENTS)
+    array = array.reshape(tiles, TILE_ELEMENTS)
     # -1: this reads the array's metadata only, so no stream needs to wait for another.
-    view = StridedMemoryView.from_any_interface(tiles, stream_ptr=-1)
+    view = StridedMemoryView.from_any_interface(array, stream_ptr=-1)
     # As in a shape, the outermost dimension comes first. The kernel's coordinates are reversed.
     return view.as_tensor_map(box_dim=(TILES_PER_BOX, TILE_ELEMENTS))
 
@@ -172,8 +170,8 @@ def launch_copy(kernel: Kernel, tensor_map: TensorMapDescriptor, output: cupy.nd
     stream = Stream.from_handle(cupy.cuda.get_current_stream().ptr)
     tiles = output.size // TILE_ELEMENTS
     config = core.LaunchConfig(grid=-(-tiles // TILES_PER_BOX), block=BLOCK_THREADS)
-    # The launch copies the tensor map. A Python int is passed as 64 bits, as a pointer is; any
-    # other number needs the type that the kernel declares.
+    # The launch copies the tensor map. A Python int is passed as 64 bits, which fits a pointer;
+    # wrap any other number in the NumPy type that the kernel declares.
     core.launch(stream, config, kernel, tensor_map, output.data.ptr, numpy.uint32(tiles))
 
 

@@ -71,7 +71,9 @@ def gpu_problem() -> str | None:
         _, version = driver.cuDriverGetVersion()  # 13000 is CUDA 13.0
         (status,) = driver.cuInit(0)
     except RuntimeError as error:  # the driver's library is missing or is too old to be loaded
-        return f"no usable NVIDIA driver: {error} Run on a machine with driver {LOWEST_DRIVER}"
+        return (
+            f"no usable NVIDIA driver: {error} Run with a GPU and driver {LOWEST_DRIVER} or newer"
+        )
     if version < 13000:
         found = f"CUDA {version // 1000}.{version % 1000 // 10}"
         return f"the NVIDIA driver supports {found}: update it to {LOWEST_DRIVER} or newer"
@@ -111,10 +113,14 @@ def require_tma(device: Device) -> None:
 def require_matrix(array: cupy.ndarray, *dtypes: str) -> None:
     """Raise ValueError unless an array is what a 2-D tensor map can describe as it is."""
     got = f"{array.dtype}, shape {array.shape}, strides {array.strides}, {array.data.ptr:#x}"
-    if array.dtype.name not in dtypes or array.ndim != 2 or not array.flags.c_contiguous:
+    # flags.c_contiguous would ignore the stride of a single row, which TMA checks.
+    dense = array.ndim == 2 and array.strides == (array.shape[1] * array.itemsize, array.itemsize)
+    if array.dtype.name not in dtypes or not dense:
         raise ValueError(f"need a contiguous 2-D array of {' or '.join(dtypes)}, got {got}")
-    if array.size == 0 or array.shape[1] * array.itemsize % 16 or array.data.ptr % 16:
-        raise ValueError(f"need rows of a positive multiple of 16 bytes, aligned to 16, got {got}")
+    if not 0 < array.shape[0] < 2**31 or not array.size:
+        raise ValueError(f"need 1 to 2^31 - 1 rows, got {got}")
+    if array.strides[0] % 16 or array.data.ptr % 16:
+        raise ValueError(f"need rows of a multiple of 16 bytes, aligned to 16, got {got}")
     if array.device.id != cupy.cuda.runtime.getDevice():
         raise ValueError(f"need an array on the current device, got device {array.device.id}")
 

@@ -131,7 +131,7 @@ def draw(results: Path) -> None:
     colors = {"stencil": COLORS[8], "transpose": COLORS[3], "gemm": COLORS[0]}
     drawn = axes.barh(labels, ratios, color=[colors[label.split()[0]] for label in labels])
     axes.axvline(1, color="black", linewidth=1)
-    axes.bar_label(drawn, fmt=" %.2f", fontsize=9)
+    axes.bar_label(drawn, fmt="%.2f", label_type="center", color="white", fontsize=9)
     axes.margins(x=0.1, y=0.01)
     axes.invert_yaxis()
     figure.suptitle(f"Speed of each recipe as a ratio to other kernels, {gpu['name']}")

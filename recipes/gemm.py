@@ -41,7 +41,8 @@ TILE_M, TILE_N = 128, 256  # of C; each warpgroup has 64 rows
 TILE_K = 64  # 128 bytes, the longest row that the 128-byte swizzle allows
 STAGES = 4
 BLOCK_THREADS = 32 * (8 + 1)  # two warpgroups that multiply, and one warp that loads
-SHARED_BYTES = STAGES * (TILE_M + TILE_N) * TILE_K * 2 + TILE_M * TILE_N + STAGES * 16
+SHARED_BYTES = STAGES * (TILE_M + TILE_N) * TILE_K * 2  # the ring
+SHARED_BYTES += TILE_M * TILE_N + STAGES * 16  # half a tile of C, and the mbarriers
 MACROS = {"TILE_M": TILE_M, "TILE_N": TILE_N, "STAGES": STAGES, "BLOCK_THREADS": BLOCK_THREADS}
 
 KERNEL = r"""
@@ -50,7 +51,8 @@ KERNEL = r"""
 
 using namespace cuda::ptx;
 using uint64 = cuda::std::uint64_t;
-struct alignas(128) CUtensorMap { unsigned char bytes[128]; };
+struct alignas(128) CUtensorMap_st { unsigned char bytes[128]; };
+using CUtensorMap = CUtensorMap_st;
 
 struct Shared {  // each array of 128-byte rows is a swizzled box, at a multiple of 1024 bytes
     struct { __nv_bfloat16 a[TILE_M][64], b[TILE_N][64]; } stages[STAGES];
@@ -68,7 +70,8 @@ __device__ void sync_warpgroup(int group)  // by hardware barrier 1 or 2; __sync
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
-__device__ uint64 operand(const void* rows)  // wgmma's descriptor of swizzled rows of 128 bytes
+// wgmma's descriptor of a box: its address, 1024 bytes from 8 rows to the next, 128-byte swizzle.
+__device__ uint64 operand(const void* rows)
 {
     return __cvta_generic_to_shared(rows) >> 4 | uint64{1024 >> 4} << 32 | uint64{1} << 62;
 }
@@ -98,14 +101,14 @@ extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1) void gemm(
     }
     __syncthreads();
 
-    unsigned step = 0;  // counts on over all tiles: stage step % STAGES, phase step / STAGES
+    unsigned step = 0;  // of all tiles together: stage step % STAGES in its phase step / STAGES
     for (int tile = blockIdx.x; tile < tiles_m * tiles_n; tile += gridDim.x) {
         const int2 origin = tile_origin(tile, tiles_m, tiles_n);
         if (warp == 8) {
             for (int k = 0; lane == 0 && k < steps; ++k, ++step) {
                 auto& stage = shared.stages[step % STAGES];
                 uint64* full = &shared.full[step % STAGES];
-                // The phase before must be complete. On a new mbarrier it is.
+                // Until the stage's last contents were read. On a new mbarrier it returns at once.
                 wait(&shared.empty[step % STAGES], step / STAGES % 2 ^ 1);
                 mbarrier_arrive_expect_tx(sem_release, scope_cta, space_shared, full,
                                           sizeof(stage));  // of both boxes
@@ -152,7 +155,7 @@ extern "C" __global__ __launch_bounds__(BLOCK_THREADS, 1) void gemm(
                 const int c_at[2] = {origin.y + half * 128 + i * 64, origin.x + group * 64};
                 cp_async_bulk_tensor(space_global, space_shared, &c_map, c_at, &shared.c[group][i]);
             }
-            cp_async_bulk_commit_group();
+            cp_async_bulk_commit_group();  // of the leader's stores; empty for other threads
         }
     }
     cp_async_bulk_wait_group_read(n32_t<0>());  // shared memory must outlive the reads
@@ -168,7 +171,7 @@ def compile_gemm(arch: str) -> ObjectCode:
 
 @functools.cache
 def kernel_for(device_id: int) -> Kernel:
-    """Return the kernel, compiled once per device. sm_90a: wgmma is Hopper's alone."""
+    """Return the kernel, compiled once per device. sm_90a: only Hopper has wgmma."""
     kernel = compile_gemm("sm_90a").get_kernel("gemm")
     # More than 48 KiB of shared memory per block must be dynamic, and allowed for the kernel.
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -219,10 +222,12 @@ def bfloat16_bits(values: numpy.ndarray) -> numpy.ndarray:
 def main() -> None:
     device = utils.start("Multiply bfloat16 matrices with TMA.", compile_gemm, "sm_90a")
     if tuple(device.compute_capability) != (9, 0):
-        sys.exit(print("This recipe needs wgmma, which compute capability 9.0 alone has."))
+        print("This recipe needs wgmma, which only compute capability 9.0 has.")
+        sys.exit()
     # Sums of small integers are exact in float32, in any order.
     random = numpy.random.default_rng(0)
     a, b = random.integers(-8, 9, (2040, 520)), random.integers(-8, 9, (2312, 520))
+    kernel_for(device.device_id)  # compiles, outside of the deadline
     with utils.finish_within(10):
         c = matmul(cupy.array(bfloat16_bits(a)), cupy.array(bfloat16_bits(b)))
     wrong = numpy.argwhere(c.get() != bfloat16_bits(a.astype(numpy.float32) @ b.T))

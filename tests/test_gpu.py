@@ -98,8 +98,8 @@ def test_no_visible_gpu() -> None:
 
 
 def test_too_little_device_memory() -> None:
-    process = run(SCRIPT, "--elements", 2**39 - 128)
-    assert_fails(process, "Out of memory allocating 2,199,023,255,040 bytes", "fewer --elements")
+    process = run(SCRIPT, "--elements", 2**38 - 128)
+    assert_fails(process, "Out of memory allocating 1,099,511,627,264 bytes", "fewer --elements")
 
 
 @pytest.mark.parametrize("elements", [128, 640, 2**20 + 128])

@@ -123,6 +123,7 @@ REFUSED = {
     "row length": lambda zeros: zeros((64, 65), "float32"),
     "transposed": lambda zeros: zeros((64, 128), "float32").T,
     "strided": lambda zeros: zeros((64, 128), "float32")[:, ::2],
+    "pitch of one row": lambda zeros: zeros((10, 65), "float32")[:1, :64],
     "misaligned": lambda zeros: zeros(64 * 64 + 1, "float32")[1:].reshape(64, 64),
 }
 

@@ -40,7 +40,7 @@ driver.cuDriverGetVersion = lambda: (driver.CUresult.CUDA_SUCCESS, {version})
         (["--elements", "0"], "argument --elements: 0 is not a positive multiple of 128"),
         (["--elements", "-256"], "argument --elements: -256 is not a positive multiple of 128"),
         (["--elements", "1000"], "argument --elements: 1000 is not a positive multiple of 128"),
-        (["--elements", str(2**39)], "is not a positive multiple of 128, below 2^32 tiles"),
+        (["--elements", str(2**38)], "is not a positive multiple of 128, below 2^31 tiles"),
         (["--elements", "1e3"], "argument --elements: invalid int value: '1e3'"),
         (["--device", "-1"], "argument --device: -1 is negative; ids start at 0"),
         (["--tiles", "8"], "unrecognized arguments: --tiles 8"),
@@ -161,7 +161,7 @@ gemm.main()
 """
     process = run("-c", code)
     assert process.stdout.endswith(
-        "\nThis recipe needs wgmma, which compute capability 9.0 alone has.\n"
+        "\nThis recipe needs wgmma, which only compute capability 9.0 has.\n"
     )
     assert (process.returncode, process.stderr) == (0, "")
 
