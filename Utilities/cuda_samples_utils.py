@@ -23,7 +23,9 @@ LOWEST_DRIVER = "580 (CUDA 13.0)"
 
 def fail(problem: object) -> NoReturn:
     """End the process with status 1 and one line on standard error."""
-    sys.exit(f"{Path(sys.argv[0]).name}: error: {' '.join(str(problem).split())}")
+    sys.exit(
+        f"{Path(sys.argv[0]).name}: error: {' '.join(map(str.strip, str(problem).splitlines()))}"
+    )
 
 
 def require_nvrtc(install: str) -> None:
@@ -68,18 +70,18 @@ def open_device(
 def gpu_problem() -> str | None:
     """Return why no GPU can be used and what to do, or None."""
     try:
-        _, version = driver.cuDriverGetVersion()  # 13000 is CUDA 13.0
+        status, version = driver.cuDriverGetVersion()
+        if status == driver.CUresult.CUDA_SUCCESS and version < 13000:
+            found = f"CUDA {version // 1000}.{version % 1000 // 10}"
+            return f"the NVIDIA driver supports {found}: update it to {LOWEST_DRIVER} or newer"
         (status,) = driver.cuInit(0)
     except RuntimeError as error:  # the driver's library is missing or is too old to be loaded
         return (
             f"no usable NVIDIA driver: {error} Run with a GPU and driver {LOWEST_DRIVER} or newer"
         )
-    if version < 13000:
-        found = f"CUDA {version // 1000}.{version % 1000 // 10}"
-        return f"the NVIDIA driver supports {found}: update it to {LOWEST_DRIVER} or newer"
-    if status == driver.CUresult.CUDA_ERROR_NO_DEVICE:
-        return f"{status.name}: no GPU is visible: check nvidia-smi -L and CUDA_VISIBLE_DEVICES"
-    return None
+    if status == driver.CUresult.CUDA_SUCCESS:
+        return None
+    return f"{status.name}: no usable GPU: check nvidia-smi -L and CUDA_VISIBLE_DEVICES"
 
 
 def start(
@@ -117,8 +119,8 @@ def require_matrix(array: cupy.ndarray, *dtypes: str) -> None:
     dense = array.ndim == 2 and array.strides == (array.shape[1] * array.itemsize, array.itemsize)
     if array.dtype.name not in dtypes or not dense:
         raise ValueError(f"need a contiguous 2-D array of {' or '.join(dtypes)}, got {got}")
-    if not 0 < array.shape[0] < 2**31 or not array.size:
-        raise ValueError(f"need 1 to 2^31 - 1 rows, got {got}")
+    if not all(0 < side <= 2**31 - 256 for side in array.shape):  # coordinates of the last box
+        raise ValueError(f"need sides of 1 to 2^31 - 256, got {got}")
     if array.strides[0] % 16 or array.data.ptr % 16:
         raise ValueError(f"need rows of a multiple of 16 bytes, aligned to 16, got {got}")
     if array.device.id != cupy.cuda.runtime.getDevice():

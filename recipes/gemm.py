@@ -44,6 +44,7 @@ BLOCK_THREADS = 32 * (8 + 1)  # two warpgroups that multiply, and one warp that 
 SHARED_BYTES = STAGES * (TILE_M + TILE_N) * TILE_K * 2  # the ring
 SHARED_BYTES += TILE_M * TILE_N + STAGES * 16  # half a tile of C, and the mbarriers
 MACROS = {"TILE_M": TILE_M, "TILE_N": TILE_N, "STAGES": STAGES, "BLOCK_THREADS": BLOCK_THREADS}
+MACROS["SHARED_BYTES"] = SHARED_BYTES
 
 KERNEL = r"""
 #include <cuda/ptx>
@@ -59,6 +60,7 @@ struct Shared {  // each array of 128-byte rows is a swizzled box, at a multiple
     __nv_bfloat16 c[2][2][64][64];  // 64 x 128 sums of each warpgroup
     uint64 full[STAGES], empty[STAGES];
 };
+static_assert(sizeof(Shared) == SHARED_BYTES);
 
 __device__ void wait(uint64* barrier, unsigned parity)
 {

@@ -73,7 +73,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 
 def environment(**changes: str) -> dict[str, str]:
     """Return this environment without what steers CUDA, CuPy, or argparse, and with changes."""
-    steering = ("CUPY_", "CUDA_", "PYTHONWARNINGS", "PYTHONOPTIMIZE", "COLUMNS")
+    steering = ("CUPY_", "CUDA_LAUNCH", "CUDA_PYTHON", "PYTHONWARN", "PYTHONOPT", "COLUMNS")
     return {k: v for k, v in os.environ.items() if not k.startswith(steering)} | changes
 
 

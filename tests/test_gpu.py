@@ -94,7 +94,7 @@ def test_device_that_is_not_there() -> None:
 def test_no_visible_gpu() -> None:
     process = run(SCRIPT, env=environment(CUDA_VISIBLE_DEVICES=""))
     assert process.stdout.startswith("Kernel compiled for sm_90: a CUBIN of ")
-    assert_fails(process, "CUDA_ERROR_NO_DEVICE: no GPU is visible")
+    assert_fails(process, "CUDA_ERROR_NO_DEVICE: no usable GPU")
 
 
 def test_too_little_device_memory() -> None:

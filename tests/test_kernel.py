@@ -39,21 +39,53 @@ def test_log_is_seen() -> None:
     assert 'variable "unused" was declared' in compile_with_log(source, sample.MACROS, "sm_90")[1]
 
 
-@pytest.fixture(scope="module")
-def ptx() -> str:
-    """The sample's PTX. Program.compile("ptx") would ask the driver whether it can load it."""
+def ptx_of(source: str, macros: dict[str, int], arch: str) -> str:
+    """Return a kernel's PTX. Program.compile("ptx") would ask the driver whether it can load it."""
     from cuda.bindings import nvrtc
 
-    _, program = nvrtc.nvrtcCreateProgram(sample.KERNEL.encode(), b"", 0, [], [])
-    options = [b"-arch=sm_90", b"-std=c++17"]
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"", 0, [], [])
+    options = [f"-arch={arch}".encode(), b"-std=c++17"]
     options += [f"-I{directory}".encode() for directory in sample.include_directories()]
-    options += [f"-D{name}={value}".encode() for name, value in sample.MACROS.items()]
+    options += [f"-D{macro}={value}".encode() for macro, value in macros.items()]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
     text = bytearray(nvrtc.nvrtcGetPTXSize(program)[1])
     nvrtc.nvrtcGetPTX(program, text)
-    text = text.decode()
+    return text.decode()
+
+
+@pytest.fixture(scope="module")
+def ptx() -> str:
+    text = ptx_of(sample.KERNEL, sample.MACROS, "sm_90")
     return text[text.index(".entry tma_copy(") :]
+
+
+SETUP = ["mbarrier.init", "fence.mbarrier_init.release.cluster", "bar.sync"]
+LOAD = ["mbarrier.arrive.expect_tx", "cp.async.bulk.tensor.2d.shared"]
+WAIT = ["mbarrier.try_wait.parity"]
+STORE = ["fence.proxy.async", "bar.sync", "cp.async.bulk.tensor.2d.global"]
+STORE += ["cp.async.bulk.commit_group", "cp.async.bulk.wait_group.read"]
+
+
+@pytest.mark.parametrize(
+    ("case", "steps"),
+    [
+        (CASES[6], [*SETUP[:2], *LOAD, "bar.sync", *WAIT]),
+        (CASES[12], [*SETUP[:2], *LOAD, "bar.sync", *WAIT, *STORE]),
+        (CASES[-1], [*SETUP, *WAIT, *LOAD]),
+        (CASES[-1], [*SETUP, *WAIT, "wgmma.fence", "wgmma.mma_async", "wgmma.wait_group", *STORE]),
+    ],
+    ids=["stencil", "transpose", "gemm, loads", "gemm, sums"],
+)
+def test_order_of_the_recipes_steps(case: tuple, steps: list[str]) -> None:
+    """No run shows some of the missing ones."""
+    name, *kernel = case
+    text = ptx_of(*kernel)
+    place = text.index(f".entry {name}(")
+    for step in steps:
+        place = text.index(step, place) + 1
+    alignment = {"box_sum": 128, "transpose": 1024, "gemm": 1024}[name]
+    assert f".shared .align {alignment} .b8" in text
 
 
 def test_tensor_map_is_passed_by_value(ptx: str) -> None:

@@ -62,7 +62,13 @@ def test_options() -> None:
 def test_troubleshooting_quotes_messages() -> None:
     """Ours are in the code; the others are Python's, CuPy's, and CUDA's."""
     code = SCRIPT.read_text() + (ROOT / "Utilities" / "cuda_samples_utils.py").read_text()
-    foreign = {"No module named", "Out of memory", "Timeout (0:00:10)!", "FileNotFoundError"}
+    foreign = {
+        "No module named",
+        "cannot import name",
+        "Out of memory",
+        "Timeout (0:00:10)!",
+        "FileNotFoundError",
+    }
     foreign |= {"NVRTC_ERROR_COMPILATION", "CUDA_ERROR_ILLEGAL_INSTRUCTION"}
     quoted = re.findall(r"^\| (`.+?`) (?:at|\|)", SECTIONS["Troubleshooting"], re.MULTILINE)
     texts = {text for row in quoted for text in row.strip("`").split("`, `")}

@@ -115,7 +115,8 @@ def test_no_driver(script: Path) -> None:
     ("status", "version", "message"),
     [
         ("CUDA_SUCCESS", 12040, "the NVIDIA driver supports CUDA 12.4: update it to 580"),
-        ("CUDA_ERROR_NO_DEVICE", 13000, "CUDA_ERROR_NO_DEVICE: no GPU is visible"),
+        ("CUDA_ERROR_NO_DEVICE", 13000, "CUDA_ERROR_NO_DEVICE: no usable GPU: check nvidia-smi"),
+        ("CUDA_ERROR_SYSTEM_NOT_READY", 13000, "CUDA_ERROR_SYSTEM_NOT_READY: no usable GPU"),
     ],
 )
 def test_unusable_driver(status: str, version: int, message: str) -> None:
