@@ -184,7 +184,7 @@ def kernel_for(device_id: int) -> Kernel:
 
 
 def tensor_map(matrix: cupy.ndarray, box_rows: int) -> TensorMapDescriptor:
-    """Return a tensor map whose boxes have 128-byte rows. It serves loads and stores alike."""
+    """Return a tensor map whose boxes have 128-byte rows. It serves both loads and stores."""
     # uint16: TMA moves bits. The type matters for reductions and NaN fill only.
     view = StridedMemoryView.from_any_interface(matrix.view(numpy.uint16), stream_ptr=-1)
     return view.as_tensor_map(box_dim=(box_rows, TILE_K), swizzle=TensorMapSwizzle.SWIZZLE_128B)

@@ -116,7 +116,7 @@ def kernel_for(device_id: int) -> Kernel:
 
 
 def swizzled_map(matrix: cupy.ndarray) -> TensorMapDescriptor:
-    """Return a tensor map whose boxes are half a tile. It serves loads and stores alike."""
+    """Return a tensor map whose boxes are half a tile. It serves both loads and stores."""
     view = StridedMemoryView.from_any_interface(matrix, stream_ptr=-1)
     return view.as_tensor_map(box_dim=(TILE, BOX_COLUMNS), swizzle=TensorMapSwizzle.SWIZZLE_128B)
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The tmaTensorMap contributors
 # SPDX-License-Identifier: BSD-3-Clause
-"""Descriptors of, and retargeted at, arrays of other packages than CuPy."""
+"""Tensor maps of arrays from other packages than CuPy, also through replace_address()."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def make(start, rows):
 def test_producer(producer: str) -> None:
     if not producer.startswith("_") and importlib.util.find_spec(producer) is None:
         pytest.skip(f"{producer} is not installed")
-    # JAX wants to know a stream: see the next test.
+    # JAX needs a stream: see the next test.
     stream_ptr = 1 if producer == "jax" else -1
     retarget = "second"
     if producer == "jax":
@@ -89,7 +89,7 @@ def test_producer(producer: str) -> None:
     code = COPY.format(
         root=str(ROOT), make=MAKERS[producer], stream_ptr=stream_ptr, retarget=retarget
     )
-    # JAX would take three quarters of the memory at its start.
+    # Otherwise JAX takes three quarters of the memory when it starts.
     process = run(
         "-c",
         code,
