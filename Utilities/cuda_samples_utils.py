@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The tmaTensorMap contributors
 # SPDX-License-Identifier: BSD-3-Clause
-"""What the samples share besides their lessons: GPUs, expected failures, a deadline."""
+"""Helpers that the scripts share: opening a GPU, expected failures, a deadline."""
 
 from __future__ import annotations
 
