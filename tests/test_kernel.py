@@ -22,7 +22,8 @@ KERNELS = {
     "transpose": (transpose.KERNEL, transpose.MACROS),
 }
 CASES = [(name, *kernel, arch) for name, kernel in KERNELS.items() for arch in ARCHITECTURES]
-CASES.append(("gemm", gemm.KERNEL, gemm.MACROS, "sm_90a"))
+GEMM = ("gemm", gemm.KERNEL, gemm.MACROS, "sm_90a")
+CASES.append(GEMM)
 
 
 @pytest.mark.parametrize(("name", "source", "macros", "arch"), CASES)
@@ -70,10 +71,13 @@ STORE += ["cp.async.bulk.commit_group", "cp.async.bulk.wait_group.read"]
 @pytest.mark.parametrize(
     ("case", "steps"),
     [
-        (CASES[6], [*SETUP[:2], *LOAD, "bar.sync", *WAIT]),
-        (CASES[12], [*SETUP[:2], *LOAD, "bar.sync", *WAIT, *STORE]),
-        (CASES[-1], [*SETUP, *WAIT, *LOAD]),
-        (CASES[-1], [*SETUP, *WAIT, "wgmma.fence", "wgmma.mma_async", "wgmma.wait_group", *STORE]),
+        (("box_sum", *KERNELS["box_sum"], "sm_90"), [*SETUP[:2], *LOAD, "bar.sync", *WAIT]),
+        (
+            ("transpose", *KERNELS["transpose"], "sm_90"),
+            [*SETUP[:2], *LOAD, "bar.sync", *WAIT, *STORE],
+        ),
+        (GEMM, [*SETUP, *WAIT, *LOAD]),
+        (GEMM, [*SETUP, *WAIT, "wgmma.fence", "wgmma.mma_async", "wgmma.wait_group", *STORE]),
     ],
     ids=["stencil", "transpose", "gemm, loads", "gemm, sums"],
 )
