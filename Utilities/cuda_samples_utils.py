@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import cupy
+import numpy
 from cuda import pathfinder
 from cuda.bindings import driver
-from cuda.core import Device, ObjectCode
+from cuda.core import Device, Kernel, ObjectCode, Stream
 
 LOWEST_DRIVER = "580 (CUDA 13.0)"
 
@@ -85,15 +86,19 @@ def gpu_problem() -> str | None:
 
 
 def start(
-    description: str, compile_kernel: Callable[[str], ObjectCode], arch: str = "sm_90"
+    description: str, compile_kernel: Callable, source: str, macros: dict, arch: str = "sm_90"
 ) -> Device:
     """Parse the arguments of a script with --device alone, open the GPU, and print its name."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the process even in a CUDA call
     parser = argparse.ArgumentParser(description=description)
     add_device_argument(parser)
-    device = open_device(parser, parser.parse_args().device, compile_kernel, arch)
+    device_id = parser.parse_args().device
+    device = open_device(parser, device_id, lambda a: compile_kernel(a, source, macros), arch)
     print_gpu_info(device)
     require_tma(device)
+    if arch == "sm_90a" and tuple(device.compute_capability) != (9, 0):
+        print("This recipe needs wgmma, which only compute capability 9.0 has.")
+        sys.exit()
     return device
 
 
@@ -125,6 +130,28 @@ def require_matrix(array: cupy.ndarray, *dtypes: str) -> None:
         raise ValueError(f"need rows of a multiple of 16 bytes, aligned to 16, got {got}")
     if array.device.id != cupy.cuda.runtime.getDevice():
         raise ValueError(f"need an array on the current device, got device {array.device.id}")
+
+
+def current_stream() -> Stream:
+    """Return CuPy's current stream, on CuPy's current device, which becomes cuda.core's too."""
+    Device(cupy.cuda.runtime.getDevice()).set_current()
+    return Stream.from_handle(cupy.cuda.get_current_stream().ptr)
+
+
+def allow_shared_memory(kernel: Kernel, device_id: int, size: int) -> None:
+    """Let blocks have more than 48 KiB of dynamic shared memory, which cuda.core 1.2 cannot set."""
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    (status,) = driver.cuKernelSetAttribute(attribute, size, kernel.handle, device_id)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuKernelSetAttribute: {status.name}")
+
+
+def require_equal(name: str, output: numpy.ndarray, expected: numpy.ndarray) -> None:
+    """Print that a matrix is verified, or fail with the number and place of wrong elements."""
+    wrong = numpy.argwhere(output != expected)
+    if len(wrong):
+        fail(f"{name}: {len(wrong)} of {output.size} elements differ; the first is {wrong[0]}")
+    print(f"{name} verified: {len(output)} x {output.shape[1]} elements, the same as NumPy's")
 
 
 @contextlib.contextmanager

@@ -5,20 +5,12 @@
 One TMA load brings a tile of 32 x 128 elements (rows x columns) with its halo, so the box is larger
 than the tile and neighboring boxes overlap. A box that extends past the matrix on any side is no
 special case: coordinates may be negative, and everything outside arrives as zeros.
-
-    python recipes/stencil.py [--device N]
 """
 
 # /// script
 # requires-python = ">=3.10"
-# dependencies = [
-#     "numpy>=1.24",
-#     "cuda-pathfinder>=1.5.0",
-#     "cuda-python>=13.0,<14",
-#     "cuda-core>=0.7.0",
-#     "cupy-cuda13x>=13.6.0",
-#     "cuda-toolkit[cccl,cudart,nvrtc]>=13.0,<14",
-# ]
+# dependencies = ["numpy>=1.24", "cuda-pathfinder>=1.5.0", "cuda-python>=13.0,<14",
+#   "cuda-core>=0.7.0", "cupy-cuda13x>=13.6.0", "cuda-toolkit[cccl,cudart,nvrtc]>=13.0,<14"]
 # ///
 
 import functools
@@ -31,7 +23,7 @@ from tmaTensorMap import compile_kernel, utils  # first: it reports missing pack
 # isort: split
 import cupy
 import numpy
-from cuda.core import Device, Kernel, LaunchConfig, ObjectCode, Stream, launch
+from cuda.core import Device, Kernel, LaunchConfig, launch
 from cuda.core._tensor_map import TensorMapL2Promotion  # not public as of cuda-core 1.2
 from cuda.core.utils import StridedMemoryView
 
@@ -95,14 +87,11 @@ extern "C" __global__ void box_sum(const __grid_constant__ CUtensorMap input, fl
 """
 
 
-def compile_box_sum(arch: str) -> ObjectCode:
-    return compile_kernel(arch, KERNEL, MACROS)
-
-
 @functools.cache
 def kernel_for(device_id: int) -> Kernel:
     """Return the kernel, compiled once per device."""
-    return compile_box_sum(f"sm_{Device(device_id).arch}").get_kernel("box_sum")
+    arch = f"sm_{Device(device_id).arch}"
+    return compile_kernel(arch, KERNEL, MACROS).get_kernel("box_sum")
 
 
 def box_sum(matrix: cupy.ndarray) -> cupy.ndarray:
@@ -114,8 +103,7 @@ def box_sum(matrix: cupy.ndarray) -> cupy.ndarray:
     """
     utils.require_matrix(matrix, "float32")
     rows, columns = matrix.shape
-    Device(matrix.device.id).set_current()  # CuPy's device, in case this thread has none yet
-    stream = Stream.from_handle(cupy.cuda.get_current_stream().ptr)
+    stream = utils.current_stream()
     output = cupy.empty_like(matrix)
     view = StridedMemoryView.from_any_interface(matrix, stream_ptr=-1)
     # Neighboring boxes share cache lines: fetch them into L2 in larger pieces.
@@ -129,26 +117,16 @@ def box_sum(matrix: cupy.ndarray) -> cupy.ndarray:
     return output
 
 
-def verify(matrix: cupy.ndarray, output: cupy.ndarray) -> None:
-    """Exit with status 1 unless output is the box sum of integers, which float32 adds exactly."""
-    rows, columns = matrix.shape
-    padded = numpy.pad(matrix.get(), 1)
-    shifts = [(i, j) for i in range(3) for j in range(3)]
-    expected = sum(padded[i : i + rows, j : j + columns] for i, j in shifts)
-    wrong = numpy.argwhere(output.get() != expected)
-    if len(wrong):
-        utils.fail(f"box_sum: {len(wrong)} of {output.size} elements differ; first {wrong[0]}")
-
-
 def main() -> None:
-    device = utils.start("Sum 3x3 neighborhoods of a matrix with TMA.", compile_box_sum)
+    device = utils.start("Sum 3x3 neighborhoods with TMA.", compile_kernel, KERNEL, MACROS)
+    # Sums of nine such integers are exact in float32.
     values = numpy.random.default_rng(0).integers(-(2**20), 2**20, (1001, 1004))
-    matrix = cupy.array(values, numpy.float32)
     kernel_for(device.device_id)  # compiles, outside of the deadline
     with utils.finish_within(10):
-        output = box_sum(matrix)
-    verify(matrix, output)
-    print("box_sum verified: 1001 x 1004 elements, the same as NumPy's")
+        output = box_sum(cupy.array(values, numpy.float32))
+    padded = numpy.pad(values, 1)
+    expected = sum(padded[i : i + 1001, j : j + 1004] for i in range(3) for j in range(3))
+    utils.require_equal("box_sum", output.get(), expected)
 
 
 if __name__ == "__main__":

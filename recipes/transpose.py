@@ -5,20 +5,12 @@
 A 64 x 64 tile arrives in two boxes with 128-byte rows. The 128-byte swizzle spreads each column of
 16-byte chunks over all banks of shared memory, so that threads can read down the columns. They
 write the transposed tile to shared memory in the same layout, and TMA stores it from there.
-
-    python recipes/transpose.py [--device N]
 """
 
 # /// script
 # requires-python = ">=3.10"
-# dependencies = [
-#     "numpy>=1.24",
-#     "cuda-pathfinder>=1.5.0",
-#     "cuda-python>=13.0,<14",
-#     "cuda-core>=0.7.0",
-#     "cupy-cuda13x>=13.6.0",
-#     "cuda-toolkit[cccl,cudart,nvrtc]>=13.0,<14",
-# ]
+# dependencies = ["numpy>=1.24", "cuda-pathfinder>=1.5.0", "cuda-python>=13.0,<14",
+#   "cuda-core>=0.7.0", "cupy-cuda13x>=13.6.0", "cuda-toolkit[cccl,cudart,nvrtc]>=13.0,<14"]
 # ///
 
 import functools
@@ -31,7 +23,7 @@ from tmaTensorMap import compile_kernel, utils  # first: it reports missing pack
 # isort: split
 import cupy
 import numpy
-from cuda.core import Device, Kernel, LaunchConfig, ObjectCode, Stream, TensorMapDescriptor, launch
+from cuda.core import Device, Kernel, LaunchConfig, TensorMapDescriptor, launch
 from cuda.core._tensor_map import TensorMapSwizzle  # not public as of cuda-core 1.2
 from cuda.core.utils import StridedMemoryView
 
@@ -88,7 +80,7 @@ extern "C" __global__ void transpose(const __grid_constant__ CUtensorMap input,
     chunk(out[to / 8], from * 4 + 3, to % 8) = {x[0].w, x[1].w, x[2].w, x[3].w};
 
     // Threads write through the generic proxy, TMA reads through the async proxy. Each thread that
-    // wrote makes its writes visible there, before the barrier.
+    // wrote makes its writes visible there, before __syncthreads(). Else TMA stores old values.
     ptx::fence_proxy_async(ptx::space_shared);
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -105,14 +97,11 @@ extern "C" __global__ void transpose(const __grid_constant__ CUtensorMap input,
 """
 
 
-def compile_transpose(arch: str) -> ObjectCode:
-    return compile_kernel(arch, KERNEL, MACROS)
-
-
 @functools.cache
 def kernel_for(device_id: int) -> Kernel:
     """Return the kernel, compiled once per device."""
-    return compile_transpose(f"sm_{Device(device_id).arch}").get_kernel("transpose")
+    arch = f"sm_{Device(device_id).arch}"
+    return compile_kernel(arch, KERNEL, MACROS).get_kernel("transpose")
 
 
 def swizzled_map(matrix: cupy.ndarray) -> TensorMapDescriptor:
@@ -132,8 +121,7 @@ def transpose(matrix: cupy.ndarray) -> cupy.ndarray:
     rows, columns = matrix.shape
     if rows % 4:
         raise ValueError(f"need a multiple of 4 rows, which become columns, got {rows}")
-    Device(matrix.device.id).set_current()  # CuPy's device, in case this thread has none yet
-    stream = Stream.from_handle(cupy.cuda.get_current_stream().ptr)
+    stream = utils.current_stream()
     output = cupy.empty((columns, rows), numpy.float32)
     down, across = -(-rows // TILE), -(-columns // TILE)
     config = LaunchConfig(grid=down * across, block=BLOCK_THREADS)
@@ -143,15 +131,12 @@ def transpose(matrix: cupy.ndarray) -> cupy.ndarray:
 
 
 def main() -> None:
-    device = utils.start("Transpose a matrix with TMA.", compile_transpose)
+    device = utils.start("Transpose a matrix with TMA.", compile_kernel, KERNEL, MACROS)
     values = numpy.arange(1004 * 2020, dtype=numpy.uint32).view(numpy.float32).reshape(1004, 2020)
     kernel_for(device.device_id)  # compiles, outside of the deadline
     with utils.finish_within(10):
         output = transpose(cupy.array(values))
-    wrong = numpy.argwhere(output.get().view(numpy.uint32) != values.view(numpy.uint32).T)
-    if len(wrong):
-        utils.fail(f"transpose: {len(wrong)} of {output.size} elements differ; first {wrong[0]}")
-    print("transpose verified: 1004 x 2020 elements, the same as NumPy's")
+    utils.require_equal("transpose", output.get().view(numpy.uint32), values.view(numpy.uint32).T)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ def test_fault_is_caught(tmp_path: Path, name: str) -> None:
     assert_fails(process, FAULTS[name].message, " elements differ; the first is element ")
 
 
-# Of each recipe: a missing wait, a wrong parity, too many expected bytes, a swapped coordinate.
+# Of each recipe: a missing wait, a wrong parity, too many expected bytes, a swapped coordinate;
+# of some: a missing fence, a wrong place in both blocks.
 RECIPE_FAULTS = {
     ("stencil", "wait"): ("    while (!ptx::mbarrier_try_wait_parity(&barrier, 0)) {}\n", ""),
     ("stencil", "parity"): ("try_wait_parity(&barrier, 0)", "try_wait_parity(&barrier, 1)"),
@@ -89,10 +90,15 @@ RECIPE_FAULTS = {
     ("transpose", "parity"): ("try_wait_parity(&barrier, 0)", "try_wait_parity(&barrier, 1)"),
     ("transpose", "bytes"): ("&barrier, sizeof(in));", "&barrier, sizeof(in) + 16);"),
     ("transpose", "coordinate"): ("{column + 32 * i, row}", "{row + 32 * i, column}"),
-    ("gemm", "wait"): ("            wait(&shared.full[step % STAGES], step / STAGES % 2);\n", ""),
-    ("gemm", "parity"): ("step / STAGES % 2);", "step / STAGES % 2 ^ 1);"),
-    ("gemm", "bytes"): ("sizeof(stage));", "sizeof(stage) + 16);"),
-    ("gemm", "coordinate"): ("a_at[2] = {k * 64, origin.x}", "a_at[2] = {origin.x, k * 64}"),
+    ("transpose", "fence"): ("    ptx::fence_proxy_async(ptx::space_shared);\n", ""),
+    ("gemm", "wait"): (
+        "            while (!mbarrier_try_wait_parity(&full[step % 4], step / 4 % 2)) {}\n",
+        "",
+    ),
+    ("gemm", "parity"): ("&full[step % 4], step / 4 % 2)", "&full[step % 4], step / 4 % 2 ^ 1)"),
+    ("gemm", "bytes"): ("sizeof(stages[i]));", "sizeof(stages[i]) + 16);"),
+    ("gemm", "coordinate"): ("a_at[2] = {k, row}", "a_at[2] = {row, k}"),
+    ("gemm", "multicast"): ("rank * 128], &b_map", "0], &b_map"),
 }
 
 

@@ -61,23 +61,30 @@ def ptx() -> str:
     return text[text.index(".entry tma_copy(") :]
 
 
-SETUP = ["mbarrier.init", "fence.mbarrier_init.release.cluster", "bar.sync"]
+SETUP = ["mbarrier.init", "fence.mbarrier_init.release.cluster"]
 LOAD = ["mbarrier.arrive.expect_tx", "cp.async.bulk.tensor.2d.shared"]
 WAIT = ["mbarrier.try_wait.parity"]
-STORE = ["fence.proxy.async", "bar.sync", "cp.async.bulk.tensor.2d.global"]
-STORE += ["cp.async.bulk.commit_group", "cp.async.bulk.wait_group.read"]
+STORE = ["cp.async.bulk.tensor.2d.global", "cp.async.bulk.commit_group"]
+STORE += ["cp.async.bulk.wait_group.read"]
+CLUSTER_SYNC = ["barrier.cluster.arrive", "barrier.cluster.wait"]
+MULTIPLY = ["wgmma.fence", "wgmma.mma_async", "wgmma.wait_group", "mbarrier.arrive.shared::cluster"]
 
 
 @pytest.mark.parametrize(
     ("case", "steps"),
     [
-        (("box_sum", *KERNELS["box_sum"], "sm_90"), [*SETUP[:2], *LOAD, "bar.sync", *WAIT]),
+        (("box_sum", *KERNELS["box_sum"], "sm_90"), [*SETUP, *LOAD, "bar.sync", *WAIT]),
         (
             ("transpose", *KERNELS["transpose"], "sm_90"),
-            [*SETUP[:2], *LOAD, "bar.sync", *WAIT, *STORE],
+            [*SETUP, *LOAD, "bar.sync", *WAIT, "fence.proxy.async", "bar.sync", *STORE],
         ),
-        (GEMM, [*SETUP, *WAIT, *LOAD]),
-        (GEMM, [*SETUP, *WAIT, "wgmma.fence", "wgmma.mma_async", "wgmma.wait_group", *STORE]),
+        (GEMM, [*SETUP, *CLUSTER_SYNC, *WAIT, *LOAD, "multicast::cluster"]),
+        (
+            GEMM,
+            [*SETUP, *CLUSTER_SYNC, *WAIT, *MULTIPLY]
+            + ["cp.async.bulk.wait_group.read", "bar.warp.sync", "fence.proxy.async"]
+            + ["bar.warp.sync", *STORE, *CLUSTER_SYNC],
+        ),
     ],
     ids=["stencil", "transpose", "gemm, loads", "gemm, sums"],
 )
