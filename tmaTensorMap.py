@@ -66,7 +66,7 @@ namespace ptx = cuda::ptx;
 struct alignas(128) CUtensorMap_st { unsigned char bytes[128]; };
 using CUtensorMap = CUtensorMap_st;
 
-#pragma nv_diag_suppress static_var_with_dynamic_init  // a thread initializes the barrier, below
+#pragma nv_diag_suppress static_var_with_dynamic_init  // one thread initializes it, below
 
 // __grid_constant__: TMA reads the parameter where it is, not a thread's local copy of it.
 extern "C" __global__ void tma_copy(const __grid_constant__ CUtensorMap tensor_map,
@@ -85,8 +85,8 @@ extern "C" __global__ void tma_copy(const __grid_constant__ CUtensorMap tensor_m
         // block, program order and __syncthreads() do its work; it is kept by convention.
         ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
         // Arrive and set the expected bytes: the whole box, since rows past the end of the tensor
-        // arrive as zeros and count. A wrong count is undefined: a hang, or a phase that completes
-        // early. (void): waiting by parity needs no arrival token.
+        // arrive as zeros and count. Wrong expected bytes are undefined behavior: the kernel hangs,
+        // or the phase completes early. (void): waiting by parity needs no arrival token.
         (void)cuda::device::barrier_arrive_tx(barrier, 1, sizeof(box));
         // Where the box starts in the tensor, in elements, the innermost dimension first.
         const int coordinates[2] = {0, first_tile};

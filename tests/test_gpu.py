@@ -29,7 +29,7 @@ import tmaTensorMap as sample
 
 pytestmark = pytest.mark.gpu
 
-WRONG_BYTE_COUNT = pytest.mark.pitfall("A wrong byte count is undefined behavior.")
+WRONG_BYTES = pytest.mark.pitfall("Wrong expected bytes are undefined behavior.")
 MISALIGNED = pytest.mark.pitfall("A misaligned coordinate is an illegal instruction.")
 HANG = ("(barrier, 1, sizeof(box))", "(barrier, 1, sizeof(box) + 16)")
 
@@ -134,7 +134,7 @@ def test_kernel_that_faults(tmp_path: Path) -> None:
     )
 
 
-@WRONG_BYTE_COUNT
+@WRONG_BYTES
 @pytest.mark.parametrize("variables", [{}, {"CUDA_LAUNCH_BLOCKING": "1"}], ids=str)
 def test_kernel_that_hangs(tmp_path: Path, variables: dict[str, str]) -> None:
     process = run(copy_of(SCRIPT, tmp_path, HANG), env=environment(**variables))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy
 import pytest
+import transpose
 from conftest import ROOT, run
 
 import tmaTensorMap as sample
@@ -23,7 +24,8 @@ BARE_ERROR = pytest.mark.pitfall("`CUDA_ERROR_INVALID_VALUE` names no cause.")
 CLEAR_ERROR = pytest.mark.pitfall("Other limits raise a `ValueError` that names them.")
 GRAPH = pytest.mark.pitfall("A captured CUDA graph keeps the tensor map it was captured with.")
 ENDS_AT_2_31 = pytest.mark.pitfall("A 1-D tensor map ends at 2^31 elements.")
-BYTE_COUNT = pytest.mark.pitfall("A wrong byte count is undefined behavior.")
+EXPECTED_BYTES = pytest.mark.pitfall("Wrong expected bytes are undefined behavior.")
+FENCE = pytest.mark.pitfall("A store without a proxy fence writes old values.")
 WHOLE_BOX = pytest.mark.pitfall("A box that is partly outside the tensor counts in full.")
 SWIZZLE = pytest.mark.pitfall("A swizzled box needs more than 128-byte alignment.")
 SAME_VALUES = pytest.mark.pitfall("Test data that repeats hides misplaced tiles.")
@@ -443,7 +445,7 @@ extern "C" __global__ void two_loads(const __grid_constant__ CUtensorMap map, fl
 """
 
 
-@BYTE_COUNT
+@EXPECTED_BYTES
 @pytest.mark.gpu
 def test_too_few_bytes_complete_the_phase_early(gpu: str) -> None:
     """Two loads, and the expected bytes of one; the second is issued late."""
@@ -457,6 +459,22 @@ def test_too_few_bytes_complete_the_phase_early(gpu: str) -> None:
     launch(stream, LaunchConfig(grid=1, block=TILE), kernel, tensor_map, output.data.ptr)
     # The first warp, which waited for its thread that loads, is not looked at.
     assert output.tolist()[32:] == [0] * (TILE - 32)
+
+
+@FENCE
+@pytest.mark.gpu
+def test_store_without_a_fence(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cupy
+
+    fence = "    ptx::fence_proxy_async(ptx::space_shared);\n"
+    assert transpose.KERNEL.count(fence) == 1
+    x = cupy.arange(4096 * 4096, dtype=cupy.uint32).reshape(4096, 4096)
+    for source, right in ((transpose.KERNEL, True), (transpose.KERNEL.replace(fence, ""), False)):
+        code = sample.compile_kernel(gpu, source, transpose.MACROS)
+        kernel = code.get_kernel("transpose")
+        monkeypatch.setattr(transpose, "kernel_for", lambda device_id, kernel=kernel: kernel)
+        output = transpose.transpose(x.view(cupy.float32)).view(cupy.uint32)
+        assert bool((output == x.T).all()) == right
 
 
 @SAME_VALUES
