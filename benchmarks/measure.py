@@ -1,15 +1,10 @@
 # SPDX-FileCopyrightText: The tmaTensorMap contributors
 # SPDX-License-Identifier: BSD-3-Clause
-"""Measure the sample's kernel, its calls on the host, and the recipes with NVBench.
-
-python benchmarks/measure.py [NVBench's options: --help, --json FILE, -b copies, ...]
-"""
+"""Measure the sample's kernel, its calls on the host, and the recipes. Options are NVBench's."""
 
 import functools
-import math
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,53 +14,52 @@ import tmaTensorMap as sample  # first: it reports missing packages
 
 # isort: split
 import cupy
-import transpose as transpose_recipe
 from cuda import core
 from cuda.core.utils import StridedMemoryView
 from gemm import matmul
 from numpy import int32, uint32
 from stencil import box_sum
+from transpose import transpose
 
-HERE = Path(__file__).resolve().parent
 try:
     from cuda import bench
+except ImportError as error:
+    sample.utils.fail(f'{error}: pip install -r "{Path(__file__).with_name("requirements.txt")}"')
 
-    as_cupy_stream = cupy.cuda.Stream.from_external  # CuPy 14 or newer
-except (ImportError, AttributeError) as error:
-    install = f'"{sys.executable}" -m pip install -r "{HERE / "requirements.txt"}"'
-    sample.utils.fail(f"{error}; install the packages: {install}")
-
-SAMPLE, RECIPE, REFERENCE = "this sample", "this recipe", "cudaMemcpyAsync"
-COPIES = [SAMPLE, REFERENCE, "CuPy copyto", "torch copy_", "plain loads", "Triton TMA"]
+OURS, REFERENCE = "this sample", "cudaMemcpyAsync"
+COPIES = [OURS, REFERENCE, "CuPy copyto", "torch copy_", "plain loads", "Triton TMA"]
 COPIES += ["Gluon TMA 512", "Gluon TMA 256", "one tile per block"]
-CALLS = ["build_tensor_map", "replace_address(array)", "replace_address(view)", "launch_copy"]
-REPEATS = 100  # of a call on the host, since NVBench's call into Python takes time too
-WITHOUT_TMA = (HERE / "without_tma.cu").read_text()
+WITHOUT_TMA = Path(__file__).with_name("without_tma.cu").read_text()
 FAILED = []
 
 
-def on_its_stream(measure: Callable) -> Callable:
-    """Make a state's GPU and stream current for measure(), and skip a state that cannot run."""
+def register(name: str, bind: Callable, axes: dict[str, list[str]]) -> None:
+    """Register a benchmark. From a kernel's name and a size, bind() returns a function that starts
+    the kernel and returns its result, and the result that is expected."""
 
-    @functools.wraps(measure)
     def run(state: "bench.State") -> None:
+        core.Device(state.get_device()).set_current()
+        cupy.get_default_memory_pool().free_all_blocks()  # of the last state's stream
+        kernel_name, size = (state.get_string(axis) for axis in axes)
         try:
-            on_gpu = state.has_device()  # not in the benchmark of the host
-            core.Device(state.get_device() if on_gpu else 0).set_current()
-            if int(cupy.cuda.Device().compute_capability) < 90:
-                raise ImportError("TMA needs compute capability 9.0 or higher")
-            cupy.get_default_memory_pool().free_all_blocks()  # of the last state's stream
-            with as_cupy_stream(state.get_stream()) if on_gpu else cupy.cuda.Stream.null:
-                measure(state)
-        except (ImportError, MemoryError, cupy.cuda.memory.OutOfMemoryError) as error:
+            with cupy.cuda.Stream.from_external(state.get_stream()):
+                start, expected = bind(kernel_name, *map(int, size.split("x")))
+                if not (cupy.asarray(start()) == expected).all():
+                    raise ValueError(f"{name}, {kernel_name}, {size}: the result is wrong")
+                if name != "gemm":  # whose speed memory does not bound
+                    state.add_global_memory_reads(expected.nbytes)
+                    state.add_global_memory_writes(expected.nbytes)
+                # A batch would measure how fast Python launches.
+                state.exec(lambda launch: start(), batched=False)
+        except (ImportError, cupy.cuda.memory.OutOfMemoryError) as error:
             state.skip(" ".join(str(error).split()))
-        except (Exception, SystemExit) as error:  # go on with the next state
-            if not isinstance(error, SystemExit):
-                traceback.print_exc()
-            FAILED.append(f"{state.get_axis_values_as_string()}: {error}")
-            state.skip(str(error))
+        except Exception as error:  # NVBench prints it, and goes on with the next state
+            FAILED.append(error)
+            raise
 
-    return run
+    benchmark = bench.register(run).set_name(name)
+    for axis, values in axes.items():
+        benchmark.add_string_axis(axis, values)
 
 
 @functools.cache
@@ -75,30 +69,20 @@ def kernel(name: str, source: str, tiles_per_box: int = sample.TILES_PER_BOX) ->
 
 
 def launch(function: core.Kernel, grid: object, block: object, *arguments: object) -> None:
-    stream = core.Stream.from_handle(cupy.cuda.get_current_stream().ptr)
-    core.launch(stream, core.LaunchConfig(grid=grid, block=block), function, *arguments)
-
-
-def memcpy(source: cupy.ndarray, target: cupy.ndarray) -> cupy.ndarray:
-    kind, stream = cupy.cuda.runtime.memcpyDeviceToDevice, cupy.cuda.get_current_stream().ptr
-    cupy.cuda.runtime.memcpyAsync(target.data.ptr, source.data.ptr, source.nbytes, kind, stream)
-    return target
+    config = core.LaunchConfig(grid=grid, block=block)
+    core.launch(sample.utils.current_stream(), config, function, *arguments)
 
 
 def torch_on_stream() -> object:
     """Return torch with CuPy's current stream as its own, which Triton uses too."""
     import torch
 
-    if not torch.cuda.is_available():
-        raise ImportError("this torch has no CUDA")
-    stream, device = cupy.cuda.get_current_stream().ptr, cupy.cuda.Device().id
-    torch.cuda.set_stream(torch.cuda.ExternalStream(stream, device=device))
+    torch.cuda.set_stream(torch.cuda.ExternalStream(cupy.cuda.get_current_stream().ptr))
     return torch
 
 
-def bind(name: str, source: cupy.ndarray, target: cupy.ndarray) -> Callable:
-    """Return a function that starts one copy on CuPy's current stream."""
-    if name == SAMPLE:
+def bind_copy(name: str, source: cupy.ndarray, target: cupy.ndarray) -> Callable:
+    if name == OURS:
         tma_copy, tensor_map = kernel("tma_copy", sample.KERNEL), sample.build_tensor_map(source)
         return lambda: sample.launch_copy(tma_copy, tensor_map, target)
     if name == "one tile per block":  # the sample's kernel: only the box is another
@@ -109,11 +93,10 @@ def bind(name: str, source: cupy.ndarray, target: cupy.ndarray) -> Callable:
         return lambda: launch(tma_copy, len(tiles), sample.CHUNKS_PER_TILE, *arguments, count)
     if name == "plain loads":  # as many threads as the sample has, as many bytes per thread
         plain, chunks = kernel("plain_copy", WITHOUT_TMA), source.size // sample.CHUNK_ELEMENTS
-        arguments = source.data.ptr, target.data.ptr, uint32(chunks)
-        block = sample.BLOCK_THREADS
-        return lambda: launch(plain, -(-chunks // block), block, *arguments)
+        grid, block = -(-chunks // sample.BLOCK_THREADS), sample.BLOCK_THREADS
+        return lambda: launch(plain, grid, block, source.data.ptr, target.data.ptr, uint32(chunks))
     if name == REFERENCE:
-        return lambda: memcpy(source, target)
+        return lambda: target.data.copy_from_device_async(source.data, source.nbytes)
     if name == "CuPy copyto":
         return lambda: cupy.copyto(target, source)
     pair = [torch_on_stream().from_dlpack(array) for array in (source, target)]
@@ -121,138 +104,93 @@ def bind(name: str, source: cupy.ndarray, target: cupy.ndarray) -> Callable:
         return lambda: pair[1].copy_(pair[0])
     import triton_copies
 
-    if name == "Triton TMA":
-        return triton_copies.bind_triton(*pair, rows=4, columns=128)
-    return triton_copies.bind_gluon(*pair, elements=int(name.split()[-1]))
+    return triton_copies.bind(name, *pair)
 
 
-@bench.axis.string("Copy", COPIES)
-@bench.axis.int64("Bytes", [2**16 * 4**step for step in range(9)])
-@on_its_stream
-def copies(state: "bench.State") -> None:
-    name, size = state.get_string("Copy"), state.get_int64("Bytes")
-    if 3 * size > cupy.cuda.runtime.memGetInfo()[0]:
-        raise MemoryError("not enough free memory on the GPU")
-    source, _, target = sample.allocate(size // sample.DTYPE.itemsize)
-    start = bind(name, source, target)
-    start()
-    sample.verify(name, target, invert=False)
-    state.add_global_memory_reads(size)
-    state.add_global_memory_writes(size)
-    state.exec(lambda launch: start(), batched=False)  # Python's launches would bound a batch
+def copies(name: str, size: int) -> tuple:
+    source = integers(1, size // 4, 2**20)
+    target = cupy.zeros_like(source)
+    start = bind_copy(name, source, target)
+    return lambda: (start(), target)[1], source
 
 
-@bench.option.is_cpu_only()
-@bench.axis.string("Call", CALLS)
-@on_its_stream
-def host(state: "bench.State") -> None:
-    first, second, output = sample.allocate(1024)
-    tensor_map, tma_copy = sample.build_tensor_map(first), kernel("tma_copy", sample.KERNEL)
-    view = StridedMemoryView.from_any_interface(second, stream_ptr=-1)
-    call = {
-        CALLS[0]: lambda: sample.build_tensor_map(first),
-        CALLS[1]: lambda: tensor_map.replace_address(second),
-        CALLS[2]: lambda: tensor_map.replace_address(view),
-        CALLS[3]: lambda: sample.launch_copy(tma_copy, tensor_map, output),
-    }[state.get_string("Call")]
-    state.add_element_count(REPEATS)
-    state.exec(lambda launch: [call() for _ in range(REPEATS)], batched=False)
-    cupy.cuda.get_current_stream().synchronize()
+def integers(rows: int, columns: int, limit: int) -> cupy.ndarray:
+    """Return hashed integers from -limit to limit."""
+    hashed = cupy.arange(rows * columns, dtype=uint32) * uint32(2654435761)
+    return (hashed % uint32(2 * limit + 1)).reshape(rows, columns).astype(cupy.float32) - limit
 
 
-def integers(*sides: int) -> cupy.ndarray:
-    """Return hashed integers from -8 to 8, which bfloat16 holds exactly."""
-    hashed = cupy.arange(math.prod(sides), dtype=uint32) * uint32(2654435761) >> uint32(12)
-    return (hashed % uint32(17)).astype(cupy.float32).reshape(sides) - cupy.float32(8)
-
-
-def matrix(state: "bench.State") -> tuple[str, cupy.ndarray]:
-    """Return the name of the kernel and the matrix that it reads once and writes once."""
-    x = integers(*map(int, state.get_string("Shape").split("x")))
-    state.add_global_memory_reads(x.nbytes)
-    state.add_global_memory_writes(x.nbytes)
-    return state.get_string("Kernel"), x
-
-
-def check_and_time(state: "bench.State", start: Callable, expected: cupy.ndarray) -> None:
-    code = "if (a != b) atomicAdd(&wrong[0], 1ull)"
-    compare = cupy.ElementwiseKernel("T a, T b", "raw uint64 wrong", code, "differ")
-    wrong = cupy.zeros(1, cupy.uint64)
-    compare(cupy.asarray(start()), expected, wrong)
-    if wrong.item():
-        sample.utils.fail(f"{wrong.item()} of {expected.size} elements differ")
-    state.exec(lambda launch: start(), batched=False)
-
-
-@bench.axis.string("Kernel", [RECIPE, REFERENCE, "naive", "registers"])
-@bench.axis.string("Shape", ["4096x4096", "16384x16384"])
-@on_its_stream
-def stencil(state: "bench.State") -> None:
-    name, x = matrix(state)
-    (rows, columns), output, side = x.shape, cupy.empty_like(x), 4 if name == "registers" else 1
-    grid = -(-columns // (32 * side)), -(-rows // (8 * side))
-    arguments = x.data.ptr, output.data.ptr, int32(rows), int32(columns)
-    function = None if name in (RECIPE, REFERENCE) else kernel(name, WITHOUT_TMA)
-    starts = {RECIPE: lambda: box_sum(x), REFERENCE: lambda: memcpy(x, output)}
-    without_tma = functools.partial(launch, function, grid, (32, 8), *arguments)
-    start = starts.get(name, lambda: without_tma() or output)
+def stencils(name: str, rows: int, columns: int) -> tuple:
+    if name == REFERENCE:
+        return copies(name, 4 * rows * columns)
+    x = integers(rows, columns, 2**20)  # whose sums are exact
     padded = cupy.pad(x, 1)
     sums = sum(padded[i : i + rows, j : j + columns] for i in range(3) for j in range(3))
-    check_and_time(state, start, x if name == REFERENCE else sums)
+    if name == OURS:
+        return lambda: box_sum(x), sums
+    output, side = cupy.empty_like(x), 4 if name == "registers" else 1
+    function, grid = kernel(name, WITHOUT_TMA), (-(-columns // (32 * side)), -(-rows // (8 * side)))
+    arguments = x.data.ptr, output.data.ptr, int32(rows), int32(columns)
+    return lambda: launch(function, grid, (32, 8), *arguments) or output, sums
 
 
-@bench.axis.string("Kernel", [RECIPE, REFERENCE, "CuPy", "torch"])
-@bench.axis.string("Shape", ["8192x8192", "16384x16384", "8200x12004"])
-@on_its_stream
-def transpose(state: "bench.State") -> None:
-    name, x = matrix(state)
-    output = cupy.empty_like(x)
-    tensor = torch_on_stream().from_dlpack(x) if name == "torch" else None
-    starts = {
-        RECIPE: lambda: transpose_recipe.transpose(x),
-        REFERENCE: lambda: memcpy(x, output),
-        "CuPy": lambda: cupy.ascontiguousarray(x.T),
-        "torch": lambda: tensor.T.contiguous(),
-    }
-    check_and_time(state, starts[name], x if name == REFERENCE else x.T)
+def transposes(name: str, rows: int, columns: int) -> tuple:
+    if name == REFERENCE:
+        return copies(name, 4 * rows * columns)
+    x = integers(rows, columns, 2**20)
+    if name == "torch":
+        return torch_on_stream().from_dlpack(x).T.contiguous, x.T
+    return lambda: transpose(x) if name == OURS else cupy.ascontiguousarray(x.T), x.T
 
 
-@bench.axis.string("Kernel", [RECIPE, "torch"])
-@bench.axis.string("Shape", [f"{n}x{n}x{n}" for n in (4096, 8192, 16384)] + ["8000x8200x8072"])
-@on_its_stream
-def gemm(state: "bench.State") -> None:
-    if cupy.cuda.Device().compute_capability != "90":
-        raise ImportError("wgmma needs compute capability 9.0")
-    torch, (m, n, k) = torch_on_stream(), map(int, state.get_string("Shape").split("x"))
+def products(name: str, m: int, n: int, k: int) -> tuple:
+    torch = torch_on_stream()
     torch.backends.cuda.matmul.allow_tf32 = False
-    # A small integer in bfloat16 is the upper half of its float32.
-    a, b = (integers(side, k).view(cupy.uint16)[:, 1::2].copy() for side in (m, n))
+    # The bfloat16 of a small integer is the upper half of its float32.
+    a, b = (integers(side, k, 8).view(cupy.uint16)[:, 1::2].copy() for side in (m, n))
     x, y = (torch.from_dlpack(side.view(cupy.int16)).view(torch.bfloat16) for side in (a, b))
     # All sums stay below 2^24: float32 adds them exactly in any order.
     expected = cupy.asarray((x.float() @ y.float().T).to(torch.bfloat16).view(torch.int16))
-    starts = {
-        RECIPE: lambda: matmul(a, b).view(cupy.int16),
-        "torch": lambda: torch.matmul(x, y.T).view(torch.int16),
+    if name == OURS:
+        return lambda: matmul(a, b).view(cupy.int16), expected
+    return lambda: torch.matmul(x, y.T).view(torch.int16), expected
+
+
+def calls() -> dict[str, Callable]:
+    first, second, output = sample.allocate(1024)
+    tensor_map, tma_copy = sample.build_tensor_map(first), kernel("tma_copy", sample.KERNEL)
+    view = StridedMemoryView.from_any_interface(second, stream_ptr=-1)
+    return {
+        "build_tensor_map": lambda: sample.build_tensor_map(first),
+        "replace_address(array)": lambda: tensor_map.replace_address(second),
+        "replace_address(view)": lambda: tensor_map.replace_address(view),
+        "launch_copy": lambda: sample.launch_copy(tma_copy, tensor_map, output),
     }
-    state.add_element_count(2 * m * n * k)  # NVBench's elements per second are FLOP/s
-    check_and_time(state, starts[state.get_string("Kernel")], expected)
+
+
+def host(state: "bench.State") -> None:
+    call = calls()[state.get_string("Call")]
+    # 100 times, since NVBench's call into Python takes time too.
+    state.exec(lambda launch: [call() for _ in range(100)], batched=False)
 
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    problem = sample.utils.gpu_problem()
-    if problem:
+    if problem := sample.utils.gpu_problem():
         sample.utils.fail(problem)
-    for function in (copies, host, stencil, transpose, gemm):
-        benchmark = bench.register(function).set_name(function.__name__).set_timeout(1)
-        benchmark.set_stopping_criterion("sample-count")
-        benchmark.set_criterion_param_int64("target-samples", 1000)
-    try:
-        bench.run_all_benchmarks([Path(sys.argv[0]).name, *sys.argv[1:]])
-    except bench.NVBenchRuntimeError as error:
-        sample.utils.fail(error)
-    if FAILED:
-        sample.utils.fail("; ".join(FAILED))
+    core.Device(0).set_current()
+    sample.utils.require_tma(core.Device())
+    bench.register(host).set_is_cpu_only(True).add_string_axis("Call", list(calls()))
+    register("copies", copies, {"Copy": COPIES, "Bytes": [str(2**n) for n in range(16, 33, 2)]})
+    names, shapes = [OURS, REFERENCE, "naive", "registers"], ["4096x4096", "16384x16384"]
+    register("stencil", stencils, {"Kernel": names, "Shape": shapes})
+    names, shapes = [OURS, REFERENCE, "CuPy", "torch"], ["8192x8192", "16384x16384", "8200x12004"]
+    register("transpose", transposes, {"Kernel": names, "Shape": shapes})
+    shapes = [*(f"{n}x{n}x{n}" for n in (4096, 8192, 16384)), "8000x8200x8072"]
+    register("gemm", products, {"Kernel": [OURS, "torch"], "Shape": shapes})
+    options = ["--stopping-criterion", "sample-count", "--target-samples", "1000", "--timeout", "1"]
+    bench.run_all_benchmarks([Path(sys.argv[0]).name, *options, *sys.argv[1:]])
+    sys.exit(1 if FAILED else 0)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 
 @triton.jit
-def triton_copy(source, target, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    row = tl.program_id(0) * ROWS
-    target.store([row, 0], source.load([row, 0]))
-
-
-def bind_triton(*pair, rows, columns):
-    tensors = [tensor.view(-1, columns) for tensor in pair]
-    maps = [TensorDescriptor.from_tensor(tensor, [rows, columns]) for tensor in tensors]
-    return lambda: triton_copy[(-(-len(tensors[0]) // rows),)](*maps, rows, columns)
+def triton_copy(source, target, ROWS: tl.constexpr):
+    target.store([tl.program_id(0) * ROWS, 0], source.load([tl.program_id(0) * ROWS, 0]))
 
 
 @gluon.jit
@@ -32,12 +25,15 @@ def gluon_copy(source, target, ELEMENTS: gl.constexpr):
     mbarrier.expect(barrier, source.block_type.nbytes)
     tma.async_copy_global_to_shared(source, [begin], barrier, block)
     mbarrier.wait(barrier, phase=0)
-    mbarrier.invalidate(barrier)
     tma.async_copy_shared_to_global(target, [begin], block)
     tma.store_wait(pendings=0)
 
 
-def bind_gluon(*pair, elements):
+def bind(name, *pair):
+    if name == "Triton TMA":
+        maps = [TensorDescriptor.from_tensor(x.view(-1, 128), [4, 128]) for x in pair]
+        return lambda: triton_copy[(-(-pair[0].numel() // 512),)](*maps, 4)
+    elements = int(name.split()[-1])
     layout = gl.NVMMASharedLayout.get_default_for([elements], gl.float32)
-    maps = [hopper.TensorDescriptor.from_tensor(tensor, [elements], layout) for tensor in pair]
-    return lambda: gluon_copy[(-(-len(pair[0]) // elements),)](*maps, elements)
+    maps = [hopper.TensorDescriptor.from_tensor(x.view(-1), [elements], layout) for x in pair]
+    return lambda: gluon_copy[(-(-pair[0].numel() // elements),)](*maps, elements)

@@ -91,7 +91,7 @@ extern "C" __global__ __cluster_dims__(2) __launch_bounds__(9 * 32, 1) void gemm
             }
             asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
             asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");  // the step before
-            if (step > 0 && lane < 2) {  // of both blocks; .release.cluster would add a full fence
+            if (step > 0 && lane < 2) {  // in both blocks; .release.cluster would add a full fence
                 const void* there = __cluster_map_shared_rank(&empty[(step - 1) % 4], lane);
                 asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];"
                              ::"r"(unsigned(__cvta_generic_to_shared(there))) : "memory");

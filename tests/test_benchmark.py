@@ -64,11 +64,13 @@ def test_wrong_copy_is_not_timed(tmp_path: Path) -> None:
     code = f"""
 import sys; sys.path[:0] = [{str(SCRIPT.parent)!r}]
 import measure
-measure.memcpy = lambda source, target: target
-sys.argv = ["measure.py", *{QUICK!r}, "--axis", "Copy=cudaMemcpyAsync"]
+measure.sample.launch_copy = lambda *arguments: None
+sys.argv = ["measure.py", *{QUICK!r}, "--axis", "Copy=[this sample,cudaMemcpyAsync]"]
 measure.main()
 """
     process = run("-c", code)
     assert process.returncode == 1, process
-    assert "error: cudaMemcpyAsync: " in process.stderr
-    assert " elements differ" in process.stderr
+    assert "copies, this sample, 1048576: the result is wrong" in process.stdout
+    assert (
+        re.findall(r"^\| +(\S.*?) +\|", process.stdout, re.MULTILINE)[1:] == ["cudaMemcpyAsync"] * 2
+    )
