@@ -98,6 +98,7 @@ RECIPE_FAULTS = {
     ("gemm", "parity"): ("&full[step % 4], step / 4 % 2)", "&full[step % 4], step / 4 % 2 ^ 1)"),
     ("gemm", "bytes"): ("sizeof(stages[i]));", "sizeof(stages[i]) + 16);"),
     ("gemm", "coordinate"): ("a_at[2] = {k, row}", "a_at[2] = {row, k}"),
+    ("gemm", "fence"): ("            fence_proxy_async(space_shared);", "            "),
     ("gemm", "multicast"): ("rank * 128], &b_map", "0], &b_map"),
 }
 
