@@ -81,8 +81,8 @@ extern "C" __global__ void tma_copy(const __grid_constant__ CUtensorMap tensor_m
         // Fetches the tensor map early. CCCL 3.5 wraps this line as ptx::prefetch_tensormap.
         asm volatile("prefetch.tensormap [%0];" ::"l"(&tensor_map) : "memory");
         init(&barrier, 1);  // one arrival per phase: this thread's
-        // A release fence for the initialized mbarrier, for other blocks of a cluster. Within one
-        // block, program order and __syncthreads() do its work; it is kept by convention.
+        // Orders the initialization before all uses of the mbarrier, also by other blocks of a
+        // cluster, which this kernel does not have.
         ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
         // Arrive and set the expected bytes: the whole box, since rows past the end of the tensor
         // arrive as zeros and count. Wrong expected bytes are undefined behavior: the kernel hangs,

@@ -62,7 +62,7 @@ def open_device(
         fail(problem)
     try:
         device = Device(device_id)
-    except ValueError as error:  # its text gives the valid range
+    except (ValueError, OverflowError) as error:  # its text gives the valid range
         parser.error(f"argument --device: {error}")
     device.set_current()
     return device

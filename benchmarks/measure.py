@@ -54,7 +54,7 @@ def register(name: str, bind: Callable, axes: dict[str, list[str]]) -> None:
         except (ImportError, cupy.cuda.memory.OutOfMemoryError) as error:
             state.skip(" ".join(str(error).split()))
         except Exception as error:  # NVBench prints it, and goes on with the next state
-            FAILED.append(error)
+            FAILED.append(str(error))  # the error itself would keep arrays alive
             raise
 
     benchmark = bench.register(run).set_name(name)
@@ -180,8 +180,8 @@ def main() -> None:
         sample.utils.fail(problem)
     core.Device(0).set_current()
     sample.utils.require_tma(core.Device())
-    bench.register(host).set_is_cpu_only(True).add_string_axis("Call", list(calls()))
     register("copies", copies, {"Copy": COPIES, "Bytes": [str(2**n) for n in range(16, 33, 2)]})
+    bench.register(host).set_is_cpu_only(True).add_string_axis("Call", list(calls()))
     names, shapes = [OURS, REFERENCE, "naive", "registers"], ["4096x4096", "16384x16384"]
     register("stencil", stencils, {"Kernel": names, "Shape": shapes})
     names, shapes = [OURS, REFERENCE, "CuPy", "torch"], ["8192x8192", "16384x16384", "8200x12004"]

@@ -68,6 +68,7 @@ def test_troubleshooting_quotes_messages() -> None:
         "Out of memory",
         "Timeout (0:00:10)!",
         "FileNotFoundError",
+        "PermissionError",
     }
     foreign |= {"NVRTC_ERROR_COMPILATION", "CUDA_ERROR_ILLEGAL_INSTRUCTION"}
     quoted = re.findall(r"^\| (`.+?`) (?:at|\|)", SECTIONS["Troubleshooting"], re.MULTILINE)

@@ -159,5 +159,17 @@ def test_refused_shapes(gpu: str) -> None:
         transpose.transpose(cupy.zeros((66, 64), cupy.float32))
     a = cupy.zeros((64, 64), cupy.uint16)
     for b in (a[:, :32].copy(), a[:12]):
-        with pytest.raises(ValueError, match=r"need \(M, K\) and \(N, K\)"):
+        with pytest.raises(ValueError, match=r"need \(M, K\) and \(N, K\), one dtype"):
             gemm.matmul(a, b)
+
+
+@pytest.mark.gpu
+def test_stencil_writes_nothing_past_the_end(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cupy
+
+    x = cupy.zeros((33, 132), cupy.float32)
+    memory = cupy.full(x.size + 8192, 7, cupy.float32)
+    monkeypatch.setattr(cupy, "empty_like", lambda x: memory[: x.size].reshape(x.shape))
+    stencil.box_sum(x)
+    assert not memory[: x.size].any()
+    assert (memory[x.size :] == 7).all()

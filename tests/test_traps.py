@@ -21,7 +21,7 @@ STRIDED = pytest.mark.pitfall(
     "A view strided in its last dimension is read as if it were contiguous."
 )
 BARE_ERROR = pytest.mark.pitfall("`CUDA_ERROR_INVALID_VALUE` names no cause.")
-CLEAR_ERROR = pytest.mark.pitfall("Other limits raise a `ValueError` that names them.")
+CLEAR_ERROR = pytest.mark.pitfall("Other limits raise a `ValueError` that names them:")
 GRAPH = pytest.mark.pitfall("A captured CUDA graph keeps the tensor map it was captured with.")
 ENDS_AT_2_31 = pytest.mark.pitfall("A 1-D tensor map ends at 2^31 elements.")
 EXPECTED_BYTES = pytest.mark.pitfall("Wrong expected bytes are undefined behavior.")
