@@ -188,7 +188,7 @@ def main() -> None:
     register("transpose", transposes, {"Kernel": names, "Shape": shapes})
     shapes = [*(f"{n}x{n}x{n}" for n in (4096, 8192, 16384)), "8000x8200x8072"]
     register("gemm", products, {"Kernel": [OURS, "torch"], "Shape": shapes})
-    options = ["--stopping-criterion", "sample-count", "--target-samples", "1000", "--timeout", "1"]
+    options = ["--stopping-criterion", "sample-count", "--target-samples", "4000", "--timeout", "1"]
     bench.run_all_benchmarks([Path(sys.argv[0]).name, *options, *sys.argv[1:]])
     sys.exit(1 if FAILED else 0)
 
