@@ -34,8 +34,7 @@ FAILED = []
 
 
 def register(name: str, bind: Callable, axes: dict[str, list[str]]) -> None:
-    """Register a benchmark. From a kernel's name and a size, bind() returns a function that starts
-    the kernel and returns its result, and the result that is expected."""
+    """Register a benchmark. bind(kernel, *sides) returns what starts it, and its expected result."""
 
     def run(state: "bench.State") -> None:
         core.Device(state.get_device()).set_current()
@@ -108,12 +107,13 @@ def bind_copy(name: str, source: cupy.ndarray, target: cupy.ndarray) -> Callable
 
 
 def copies(name: str, size: int) -> tuple:
-    source = integers(1, size // 4, 2**20)
-    target = cupy.zeros_like(source)
+    source, target = integers(1, size // 4, 2**20), integers(1, size // 4, 0)
+    target.fill(0)
     start = bind_copy(name, source, target)
     return lambda: (start(), target)[1], source
 
 
+@functools.lru_cache(2)  # where an array is in memory can matter: all kernels have the same
 def integers(rows: int, columns: int, limit: int) -> cupy.ndarray:
     """Return hashed integers from -limit to limit."""
     hashed = cupy.arange(rows * columns, dtype=uint32) * uint32(2654435761)

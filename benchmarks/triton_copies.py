@@ -18,14 +18,13 @@ def triton_copy(source, target, ROWS: tl.constexpr):
 
 @gluon.jit
 def gluon_copy(source, target, ELEMENTS: gl.constexpr):
-    begin = gl.program_id(0) * ELEMENTS
     block = gl.allocate_shared_memory(source.dtype, [ELEMENTS], source.layout)
     barrier = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(barrier, count=1)
     mbarrier.expect(barrier, source.block_type.nbytes)
-    tma.async_copy_global_to_shared(source, [begin], barrier, block)
+    tma.async_copy_global_to_shared(source, [gl.program_id(0) * ELEMENTS], barrier, block)
     mbarrier.wait(barrier, phase=0)
-    tma.async_copy_shared_to_global(target, [begin], block)
+    tma.async_copy_shared_to_global(target, [gl.program_id(0) * ELEMENTS], block)
     tma.store_wait(pendings=0)
 
 
