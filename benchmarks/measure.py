@@ -34,7 +34,7 @@ FAILED = []
 
 
 def register(name: str, bind: Callable, axes: dict[str, list[str]]) -> None:
-    """Register a benchmark. bind(kernel, *sides) returns what starts it, and its expected result."""
+    """Register a benchmark. bind(kernel, *sides) returns what starts it, and the right result."""
 
     def run(state: "bench.State") -> None:
         core.Device(state.get_device()).set_current()
