@@ -4,7 +4,8 @@
 
 One thread issues one TMA instruction, and a whole box of a tensor is copied from global to shared
 memory. A 128-byte descriptor, the tensor map, holds the tensor's address, shape, and strides, and
-the box's shape. An mbarrier counts the bytes that arrive, and the threads wait on it. This sample
+the box's shape. The threads wait on an mbarrier, a barrier in shared memory that also counts bytes:
+a phase of it completes when its arrivals and its expected bytes are all there. This sample
 
 1. compiles a TMA kernel to a CUBIN with cuda.core and NVRTC,
 2. builds a tensor map from a CuPy array,

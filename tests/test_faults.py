@@ -76,18 +76,20 @@ def test_fault_is_caught(tmp_path: Path, name: str) -> None:
     assert_fails(process, FAULTS[name].message, " elements differ; the first is element ")
 
 
+NO_WAIT = ("    while (!ptx::mbarrier_try_wait_parity(&barrier, 0)) {}\n", "")
+OTHER_PARITY = ("try_wait_parity(&barrier, 0)", "try_wait_parity(&barrier, 1)")
 # Of each recipe: a missing wait, a wrong parity, too many expected bytes, a swapped coordinate;
 # of some: a missing fence, a wrong place in both blocks.
 RECIPE_FAULTS = {
-    ("stencil", "wait"): ("    while (!ptx::mbarrier_try_wait_parity(&barrier, 0)) {}\n", ""),
-    ("stencil", "parity"): ("try_wait_parity(&barrier, 0)", "try_wait_parity(&barrier, 1)"),
+    ("stencil", "wait"): NO_WAIT,
+    ("stencil", "parity"): OTHER_PARITY,
     ("stencil", "bytes"): ("&barrier, sizeof(box));", "&barrier, sizeof(box) + 16);"),
     ("stencil", "coordinate"): (
         "{tile_column - 4, tile_row - 1}",
         "{tile_row / 4 * 4, tile_column - 1}",
     ),
-    ("transpose", "wait"): ("    while (!ptx::mbarrier_try_wait_parity(&barrier, 0)) {}\n", ""),
-    ("transpose", "parity"): ("try_wait_parity(&barrier, 0)", "try_wait_parity(&barrier, 1)"),
+    ("transpose", "wait"): NO_WAIT,
+    ("transpose", "parity"): OTHER_PARITY,
     ("transpose", "bytes"): ("&barrier, sizeof(in));", "&barrier, sizeof(in) + 16);"),
     ("transpose", "coordinate"): ("{column + 32 * i, row}", "{row + 32 * i, column}"),
     ("transpose", "fence"): ("    ptx::fence_proxy_async(ptx::space_shared);\n", ""),

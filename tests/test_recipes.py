@@ -12,7 +12,7 @@ import numpy
 import pytest
 import stencil
 import transpose
-from conftest import ROOT, run
+from conftest import RECIPES, ROOT, run
 
 SIZES = [(32, 128), (1, 4), (33, 132), (31, 4), (1000, 1004), (4096, 4096)]
 SHAPES = [(64, 64), (4, 4), (68, 132), (4, 8192), (8192, 4), (1000, 1004), (4096, 4096)]
@@ -38,7 +38,7 @@ def box_sum(x: numpy.ndarray) -> numpy.ndarray:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["stencil", "transpose", "gemm"])
+@pytest.mark.parametrize("name", RECIPES)
 def test_script(gpu: str, name: str) -> None:
     process = run("-W", "error", ROOT / "recipes" / f"{name}.py")
     assert (process.returncode, process.stderr) == (0, ""), process
