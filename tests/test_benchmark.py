@@ -23,7 +23,8 @@ needs_nvbench = pytest.mark.skipif(not HAS_NVBENCH, reason="cuda-bench is not in
 @pytest.mark.skipif(HAS_NVBENCH, reason="cuda-bench is installed")
 def test_without_nvbench() -> None:
     process = run(SCRIPT)
-    assert_fails(process, "cannot import name 'bench'", f'"{ROOT}/benchmarks/requirements.txt"')
+    install = f'pip install -r "{ROOT}/benchmarks/requirements.txt"'
+    assert_fails(process, "cannot import name 'bench'", install)
 
 
 @needs_nvbench

@@ -111,6 +111,16 @@ def test_no_driver(script: Path) -> None:
     assert_fails(process, f"{script.name}: error: no usable NVIDIA driver: ", "driver 580")
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.no_driver
+def test_recipe_compiles_its_own_kernel(tmp_path: Path, recipe: str) -> None:
+    """Without a driver the size of a CUBIN is printed, whichever kernel it has."""
+    script = ROOT / "recipes" / f"{recipe}.py"
+    process = run(copy_of(script, tmp_path, ('extern "C"', 'extern "D"')))
+    assert process.returncode == 1
+    assert "detected in the compilation" in process.stderr, process
+
+
 @pytest.mark.parametrize(
     ("status", "version", "message"),
     [
