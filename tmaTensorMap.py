@@ -58,7 +58,6 @@ BLOCK_THREADS = TILES_PER_BOX * CHUNKS_PER_TILE
 MACROS = {"TILES_PER_BOX": TILES_PER_BOX, "CHUNKS_PER_TILE": CHUNKS_PER_TILE}
 
 KERNEL = r"""
-#include <cuda/barrier>
 #include <cuda/ptx>
 
 namespace ptx = cuda::ptx;
@@ -67,35 +66,36 @@ namespace ptx = cuda::ptx;
 struct alignas(128) CUtensorMap_st { unsigned char bytes[128]; };
 using CUtensorMap = CUtensorMap_st;
 
-#pragma nv_diag_suppress static_var_with_dynamic_init  // one thread initializes it, below
-
 // __grid_constant__: TMA reads the parameter where it is, not a thread's local copy of it.
 extern "C" __global__ void tma_copy(const __grid_constant__ CUtensorMap tensor_map,
                                     float4* output, unsigned int tiles)
 {
     // TMA requires a box in shared memory to start at a multiple of 128 bytes.
     __shared__ alignas(128) float4 box[TILES_PER_BOX * CHUNKS_PER_TILE];
-    __shared__ cuda::barrier<cuda::thread_scope_block> barrier;
+    __shared__ cuda::std::uint64_t barrier;  // an mbarrier is 64 bits wide
     const int first_tile = blockIdx.x * TILES_PER_BOX;
 
     if (threadIdx.x == 0) {
         // Fetches the tensor map early. CCCL 3.5 wraps this line as ptx::prefetch_tensormap.
         asm volatile("prefetch.tensormap [%0];" ::"l"(&tensor_map) : "memory");
-        init(&barrier, 1);  // one arrival per phase: this thread's
+        ptx::mbarrier_init(&barrier, 1);  // one arrival per phase: this thread's
         // Orders the initialization before all uses of the mbarrier, also by other blocks of a
         // cluster, which this kernel does not have.
         ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
         // Arrive and set the expected bytes: the whole box, since rows past the end of the tensor
         // arrive as zeros and count. Wrong expected bytes are undefined behavior: the kernel hangs,
-        // or the phase completes early. (void): waiting by parity needs no arrival token.
-        (void)cuda::device::barrier_arrive_tx(barrier, 1, sizeof(box));
+        // or the phase completes early.
+        ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared,
+                                       &barrier, sizeof(box));
         // Where the box starts in the tensor, in elements, the innermost dimension first.
         const int coordinates[2] = {0, first_tile};
         ptx::cp_async_bulk_tensor(ptx::space_shared, ptx::space_global, box, &tensor_map,
-                                  coordinates, cuda::device::barrier_native_handle(barrier));
+                                  coordinates, &barrier);
     }
     __syncthreads();  // from here on the mbarrier is initialized for all threads
-    barrier.wait_parity(false);  // until phase 0 completes; phase 1 has parity true, 2 false again
+    // Wait for phase 0, whose parity is 0. Phase 1 has parity 1, phase 2 has 0 again. A try_wait
+    // may give up before the phase completes, so it is in a loop.
+    while (!ptx::mbarrier_try_wait_parity(&barrier, 0)) {}
 
     // The last box may extend past the last tile, where the output ends.
     const unsigned int tile = first_tile + threadIdx.x / CHUNKS_PER_TILE;

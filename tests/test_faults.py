@@ -15,7 +15,8 @@ SIZE = 16 * 512 + 128  # 16 full boxes, and a last one with one tile
 BOUND = "    if (tile < tiles) {"
 SOURCE = "= box[threadIdx.x]"
 COORDINATES = "coordinates[2] = {0, first_tile}"
-WAIT = "    barrier.wait_parity(false);"
+NO_WAIT = ("    while (!ptx::mbarrier_try_wait_parity(&barrier, 0)) {}\n", "")
+OTHER_PARITY = ("try_wait_parity(&barrier, 0)", "try_wait_parity(&barrier, 1)")
 RETARGET = "    tensor_map.replace_address(second)\n"
 LAUNCH = "    with utils.finish_within(10):\n        launch_copy(kernel, tensor_map, output)\n"
 FIRST, SECOND = '    verify("TMA copy"', '    verify("replace_address"'
@@ -59,8 +60,8 @@ FAULTS = {
         (BOUND, BOUND.replace("(tile", "(first_tile + TILES_PER_BOX <= tiles && tile")),
         differ(128, SIZE - 128),
     ),
-    "the wait is missing": Fault((WAIT, "")),
-    "the wait is for the other parity": Fault((WAIT, WAIT.replace("false", "true"))),
+    "the wait is missing": Fault(NO_WAIT),
+    "the wait is for the other parity": Fault(OTHER_PARITY),
     "the kernel is not launched": Fault((LAUNCH + FIRST, FIRST), differ(SIZE - 1, 1)),
     "replace_address is not called": Fault((RETARGET, ""), differ(SIZE, 0, "replace_address")),
     "the second launch is missing": Fault(
@@ -76,8 +77,6 @@ def test_fault_is_caught(tmp_path: Path, name: str) -> None:
     assert_fails(process, FAULTS[name].message, " elements differ; the first is element ")
 
 
-NO_WAIT = ("    while (!ptx::mbarrier_try_wait_parity(&barrier, 0)) {}\n", "")
-OTHER_PARITY = ("try_wait_parity(&barrier, 0)", "try_wait_parity(&barrier, 1)")
 # Of each recipe: a missing wait, a wrong parity, too many expected bytes, a swapped coordinate;
 # of some: a missing fence, a wrong place in both blocks.
 RECIPE_FAULTS = {

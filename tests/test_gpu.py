@@ -31,7 +31,7 @@ pytestmark = pytest.mark.gpu
 
 WRONG_BYTES = pytest.mark.pitfall("Wrong expected bytes are undefined behavior.")
 MISALIGNED = pytest.mark.pitfall("A misaligned coordinate is an illegal instruction.")
-HANG = ("(barrier, 1, sizeof(box))", "(barrier, 1, sizeof(box) + 16)")
+HANG = ("&barrier, sizeof(box))", "&barrier, sizeof(box) + 16)")
 
 
 @pytest.mark.parametrize("elements", [1024, 128, 512, 640, 8192, 2**20 + 384, 128 * 10**6])
