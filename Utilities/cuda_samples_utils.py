@@ -34,7 +34,7 @@ def require_nvrtc(install: str) -> None:
     try:
         pathfinder.load_nvidia_dynamic_lib("nvrtc")
     except pathfinder.DynamicLibNotFoundError as error:
-        fail(f"NVRTC was not found: {error}: {install}")
+        fail(f"NVRTC was not found: {error}; install the packages: {install}")
 
 
 def add_device_argument(parser: argparse.ArgumentParser) -> None:

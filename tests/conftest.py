@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import os
@@ -140,14 +141,11 @@ def assert_verified(process: subprocess.CompletedProcess, elements: int = 1024) 
 
 def compile_with_log(source: str, macros: dict, arch: str) -> tuple[bytes, str]:
     """Compile as the sample does, and return the CUBIN and the compiler's log."""
-    from cuda.core import Program, ProgramOptions
-
     import tmaTensorMap as sample
 
-    log = io.StringIO()
-    options = ProgramOptions(arch=arch, std="c++17", include_path=sample.include_directories())
-    options.define_macro = [(name, str(value)) for name, value in macros.items()]
-    return Program(source, "c++", options).compile("cubin", logs=log).code, log.getvalue()
+    with contextlib.redirect_stderr(io.StringIO()) as log:
+        code = sample.compile_kernel(arch, source, macros).code
+    return code, log.getvalue()
 
 
 @pytest.fixture

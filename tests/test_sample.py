@@ -22,6 +22,7 @@ from conftest import (
     run,
     run_code,
 )
+from cuda import pathfinder
 
 USAGE = "usage: tmaTensorMap.py [-h] [--elements N] [--device N]"
 PIP = f'"{sys.executable}" -m pip install -r "{ROOT / "requirements.txt"}"'
@@ -68,6 +69,17 @@ def test_package_missing(script: Path) -> None:
     assert process.stdout == ""
 
 
+def test_cuda_core_missing(tmp_path: Path) -> None:
+    """As next to CuPy alone. Other packages fill the namespace cuda too, so that one is found."""
+    site = Path(pathfinder.__file__).parents[2]
+    (tmp_path / "cuda").mkdir()
+    for path in [*site.iterdir(), *(site / "cuda").iterdir()]:
+        if path not in (site / "cuda", site / "cuda" / "core"):
+            (tmp_path / path.relative_to(site)).symlink_to(path)
+    process = run("-S", SCRIPT, env=environment(PYTHONPATH=str(tmp_path)))
+    assert_fails(process, "cannot import name 'core' from 'cuda'", "; install", PIP)
+
+
 def test_helper_missing(tmp_path: Path) -> None:
     process = run(shutil.copy(SCRIPT, tmp_path))
     assert process.returncode == 1
@@ -90,7 +102,7 @@ sample.pathfinder.find_nvidia_header_directory = lambda name: None
 sample.pathfinder.get_cuda_path_or_home = lambda: "/opt/cuda"
 sample.include_directories()
 """)
-    assert_fails(process, "no CUDA headers", "(root: /opt/cuda)", PIP)
+    assert_fails(process, "no CUDA headers (toolkit root: /opt/cuda); install", PIP)
 
 
 def test_no_nvrtc() -> None:
@@ -100,7 +112,7 @@ def missing(name):
 sample.pathfinder.load_nvidia_dynamic_lib = missing
 sample.compile_kernel("sm_90")
 """)
-    assert_fails(process, "NVRTC was not found: no libnvrtc.so.13 in these folders: ", PIP)
+    assert_fails(process, "NVRTC was not found: no libnvrtc.so.13 in these folders; install", PIP)
 
 
 @pytest.mark.parametrize("script", [SCRIPT, *(ROOT / "recipes" / f"{r}.py" for r in RECIPES)])
