@@ -68,9 +68,10 @@ def test_troubleshooting_quotes_messages() -> None:
         "Out of memory",
         "Timeout (0:00:10)!",
         "FileNotFoundError",
+        "NotADirectoryError",
         "PermissionError",
     }
-    foreign |= {"NVRTC_ERROR_COMPILATION", "CUDA_ERROR_ILLEGAL_INSTRUCTION"}
+    foreign |= {"NVRTC_ERROR_COMPILATION", "cudaErrorIllegalInstruction"}
     quoted = re.findall(r"^\| (`.+?`) (?:at|\|)", SECTIONS["Troubleshooting"], re.MULTILINE)
     texts = {text for row in quoted for text in row.strip("`").split("`, `")}
     assert len(texts) > 10

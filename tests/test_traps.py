@@ -491,9 +491,10 @@ def test_nvrtc_cannot_include_cuda_h() -> None:
         sample.compile_kernel("sm_90", "#include <cuda.h>\n" + sample.KERNEL)
 
 
-def test_half_precision_headers() -> None:
-    source = '#include <cuda_fp16.h>\n#include <cuda_bf16.h>\nextern "C" __global__ void f() {}'
-    assert sample.compile_kernel("sm_90", source).code
+@pytest.mark.parametrize("header", ["cuda_fp16.h", "cuda_bf16.h", "cuda/barrier"])
+def test_headers_that_a_kernel_may_add(header: str) -> None:
+    """<cuda/barrier> declares CUtensorMap_st and CUtensorMap too."""
+    assert sample.compile_kernel("sm_90", f"#include <{header}>\n" + sample.KERNEL).code
 
 
 @PTX_NEEDS_DRIVER
