@@ -1,30 +1,32 @@
 # SPDX-FileCopyrightText: The tmaTensorMap contributors
 # SPDX-License-Identifier: BSD-3-Clause
-"""From results/h200.json, draw results/*.png and write the README's tables and kernels.json."""
+"""From results/h200-*.json, draw results/*.png and write README's tables and kernels.json."""
 
 import hashlib
 import importlib
 import json
 import math
+import statistics
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-RECORDED = json.loads((RESULTS / "h200.json").read_text("utf-8"))
+RUNS = [json.loads(path.read_text("utf-8")) for path in sorted(RESULTS.glob("h200-*.json"))]
 OURS, REFERENCE = "this sample", "cudaMemcpyAsync"
 SIZES = {"65536": "64 KiB", "1048576": "1 MiB", "16777216": "16 MiB", "1073741824": "1 GiB"}
 
 
-def read(benchmark: str, tag: str) -> dict[tuple[str, ...], float]:
-    """Return what NVBench reports under a tag, by the values of the axes: kernel and size."""
-    (states,) = (b["states"] for b in RECORDED["benchmarks"] if b["name"] == benchmark)
-    return {
-        tuple(axis["value"] for axis in state["axis_values"]): float(summary["data"][0]["value"])
-        for state in states
-        for summary in state["summaries"] or []  # a skipped state has none
-        if summary["tag"] == tag
-    }
+def read(name: str, tag: str) -> dict[tuple[str, ...], float]:
+    """Return the runs' median of what NVBench reports under a tag, by kernel and size."""
+    states = [s for r in RUNS for b in r["benchmarks"] if b["name"] == name for s in b["states"]]
+    values = {}
+    for state in states:
+        for summary in state["summaries"] or []:  # a skipped state has none
+            if summary["tag"] == tag:
+                key = tuple(axis["value"] for axis in state["axis_values"])
+                values.setdefault(key, []).append(float(summary["data"][0]["value"]))
+    return {key: statistics.median(of_runs) for key, of_runs in values.items()}
 
 
 def copies() -> dict[str, dict[str, tuple[float, float]]]:
@@ -84,7 +86,7 @@ def draw() -> None:
 
     style = {"figure.dpi": 200, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3}
     pyplot.style.use(["petroff10", {**style, "figure.constrained_layout.use": True}])
-    gpu, peak = (RECORDED["devices"][0][key] for key in ("name", "global_memory_bus_bandwidth"))
+    gpu, peak = (RUNS[0]["devices"][0][key] for key in ("name", "global_memory_bus_bandwidth"))
     figure, panels = pyplot.subplots(1, 2, figsize=(8, 4.6))
     for name, rates in copies().items():
         for axes, values in zip(panels, zip(*rates.values(), strict=True), strict=True):
@@ -100,8 +102,7 @@ def draw() -> None:
 
     bars = {f"{row} / {name}": x for row, _, ratios in recipes() for name, x in ratios.items()}
     figure, axes = pyplot.subplots(figsize=(8, 0.26 * len(bars) + 0.9))
-    drawn = axes.barh([*bars], [*bars.values()])
-    axes.bar_label(drawn, fmt="%.2f", label_type="center", color="white")
+    axes.bar_label(axes.barh([*bars], [*bars.values()]), fmt="%.2f", label_type="center", color="w")
     axes.axvline(1, color="black")
     axes.set_ylim(len(bars) - 0.5, -0.5)
     figure.suptitle(f"Speed of each recipe as a ratio to other kernels, {gpu}")
