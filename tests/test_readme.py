@@ -71,7 +71,8 @@ def test_troubleshooting_quotes_messages() -> None:
         "NotADirectoryError",
         "PermissionError",
     }
-    foreign |= {"NVRTC_ERROR_COMPILATION", "cudaErrorIllegalInstruction"}
+    foreign |= {"cudaErrorIllegalInstruction", "CUDA_ERROR_ILLEGAL_INSTRUCTION"}
+    foreign |= {"NVRTC_ERROR_COMPILATION"}
     quoted = re.findall(r"^\| (`.+?`) (?:at|\|)", SECTIONS["Troubleshooting"], re.MULTILINE)
     texts = {text for row in quoted for text in row.strip("`").split("`, `")}
     assert len(texts) > 10
