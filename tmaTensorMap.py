@@ -94,15 +94,15 @@ extern "C" __global__ void tma_copy(const __grid_constant__ CUtensorMap tensor_m
                                   coordinates, &barrier);
     }
     __syncthreads();  // from here on, all threads see the initialized mbarrier
+
+    // What does not need the box comes before the wait, while the box is on its way.
+    const unsigned int tile = first_tile + threadIdx.x / CHUNKS_PER_TILE;
+    if (tile >= tiles) return;  // the last box may extend past the output's end
+    float4* const target = output + size_t{blockIdx.x} * blockDim.x + threadIdx.x;
     // Wait for phase 0, whose parity is 0. Phase 1 has parity 1, phase 2 has 0 again. A try_wait
     // can time out, hence the loop. After it, this thread sees the box.
     while (!ptx::mbarrier_try_wait_parity(&barrier, 0)) {}
-
-    // The last box may extend past the last tile, where the output ends.
-    const unsigned int tile = first_tile + threadIdx.x / CHUNKS_PER_TILE;
-    if (tile < tiles) {
-        output[size_t{blockIdx.x} * blockDim.x + threadIdx.x] = box[threadIdx.x];
-    }
+    *target = box[threadIdx.x];
 }
 """
 
@@ -131,7 +131,7 @@ def include_directories() -> list[str]:
 
 def compile_kernel(arch: str, source: str = KERNEL, macros: dict = MACROS) -> core.ObjectCode:
     """Compile CUDA C++ to a CUBIN for an arch such as "sm_90". Needs no GPU and no driver. Prints
-    warnings on standard error. Errors raise cuda.core's NVRTCError with the compiler's log."""
+    warnings to standard error. Errors raise cuda.core's NVRTCError with the compiler's log."""
     utils.require_nvrtc(INSTALL)
     options = core.ProgramOptions(arch=arch, std="c++17", include_path=include_directories())
     options.define_macro = [(name, str(value)) for name, value in macros.items()] or None
@@ -140,7 +140,7 @@ def compile_kernel(arch: str, source: str = KERNEL, macros: dict = MACROS) -> co
 
 def allocate(elements: int) -> list[cupy.ndarray]:
     """Return two sources and a zeroed output. Element i of the first source holds the bits of the
-    integer i, of the second those of ~i. They repeat after 2^32 elements (2^16 for 2 bytes)."""
+    integer i, of the second those of ~i. Elements of k bytes repeat after 2^(8k) of them."""
     try:
         first, second, output = (cupy.zeros(elements, DTYPE) for _ in range(3))
     except cupy.cuda.memory.OutOfMemoryError as error:
@@ -167,7 +167,7 @@ def build_tensor_map(array: cupy.ndarray) -> TensorMapDescriptor:
 
 
 def launch_copy(kernel: Kernel, tensor_map: TensorMapDescriptor, output: cupy.ndarray) -> None:
-    """Enqueue the copy of the tensor map's array to output, which has as many elements."""
+    """Enqueue the copy of the tensor map's array to output, an array of the same size."""
     # CuPy's current stream keeps CuPy's kernels and this one in order.
     stream = Stream.from_handle(cupy.cuda.get_current_stream().ptr)
     tiles = output.size // TILE_ELEMENTS

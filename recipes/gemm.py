@@ -157,7 +157,7 @@ def matmul(a: cupy.ndarray, b: cupy.ndarray) -> cupy.ndarray:
 
 def main() -> None:
     device = utils.start("Multiply matrices with TMA.", compile_kernel, KERNEL, MACROS, "sm_90a")
-    kernel_for(device.device_id)  # compiles, outside of the deadline
+    kernel_for(device.device_id)  # compiles, outside the deadline
     # Integers, with sums below 256: their bfloat16 is exact, and the upper half of their float32.
     random = numpy.random.default_rng(0)
     a, b = (random.integers(-1, 2, (side, 520)).astype(numpy.float32) for side in (2040, 2312))

@@ -31,7 +31,7 @@ TILE_ROWS, TILE_COLUMNS = 32, 128
 ROWS_PER_THREAD = 4
 BLOCK_THREADS = TILE_ROWS // ROWS_PER_THREAD * TILE_COLUMNS // 4  # each thread has 4 columns
 # One halo element is needed on each side, but the rows of a box and the address that TMA reads
-# are multiples of 16 bytes, which are 4 elements.
+# must be multiples of 16 bytes, which are 4 elements.
 BOX_ROWS, BOX_COLUMNS = TILE_ROWS + 2, TILE_COLUMNS + 2 * 4
 MACROS = {"ROWS": TILE_ROWS, "COLUMNS": TILE_COLUMNS, "ROWS_PER_THREAD": ROWS_PER_THREAD}
 
@@ -121,7 +121,7 @@ def main() -> None:
     device = utils.start("Sum 3x3 neighborhoods with TMA.", compile_kernel, KERNEL, MACROS)
     # Sums of nine such integers are exact in float32.
     values = numpy.random.default_rng(0).integers(-(2**20), 2**20, (1001, 1004))
-    kernel_for(device.device_id)  # compiles, outside of the deadline
+    kernel_for(device.device_id)  # compiles, outside the deadline
     with utils.finish_within(10):
         output = box_sum(cupy.array(values, numpy.float32))
     padded = numpy.pad(values, 1)

@@ -133,7 +133,7 @@ def transpose(matrix: cupy.ndarray) -> cupy.ndarray:
 def main() -> None:
     device = utils.start("Transpose a matrix with TMA.", compile_kernel, KERNEL, MACROS)
     values = numpy.arange(1004 * 2020, dtype=numpy.uint32).view(numpy.float32).reshape(1004, 2020)
-    kernel_for(device.device_id)  # compiles, outside of the deadline
+    kernel_for(device.device_id)  # compiles, outside the deadline
     with utils.finish_within(10):
         output = transpose(cupy.array(values))
     utils.require_equal("transpose", output.get().view(numpy.uint32), values.view(numpy.uint32).T)

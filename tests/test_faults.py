@@ -12,8 +12,7 @@ from conftest import ROOT, SCRIPT, assert_fails, copy_of, run
 
 SIZE = 16 * 512 + 128  # 16 full boxes, and a last one with one tile
 
-BOUND = "    if (tile < tiles) {"
-SOURCE = "= box[threadIdx.x]"
+COPY = "    *target = box[threadIdx.x];"
 COORDINATES = "coordinates[2] = {0, first_tile}"
 NO_WAIT = ("    while (!ptx::mbarrier_try_wait_parity(&barrier, 0)) {}\n", "")
 OTHER_PARITY = ("try_wait_parity(&barrier, 0)", "try_wait_parity(&barrier, 1)")
@@ -36,10 +35,10 @@ def differ(count: int, first: int, step: str = "TMA copy") -> str:
 
 FAULTS = {
     "the last tile is not copied": Fault(
-        (BOUND, BOUND.replace("tiles)", "tiles - 1)")), differ(128, SIZE - 128)
+        (COPY, "if (tile < tiles - 1)" + COPY), differ(128, SIZE - 128)
     ),
     "a tile is copied twice": Fault(
-        (SOURCE, "= box[threadIdx.x - (blockIdx.x == 0 && threadIdx.x / 32 == 1 ? 32 : 0)]"),
+        (COPY, COPY.replace("]", " - (blockIdx.x == 0 && threadIdx.x / 32 == 1 ? 32 : 0)]")),
         differ(128, 128),
     ),
     "the boxes of two blocks are swapped": Fault(
@@ -50,15 +49,14 @@ FAULTS = {
         (COORDINATES, "coordinates[2] = {0, first_tile + 1}"), differ(SIZE, 0)
     ),
     "one bit of one element is wrong": Fault(
-        (BOUND, "    if (blockIdx.x + threadIdx.x == 0) box[0].z = __int_as_float(3);\n" + BOUND),
+        (COPY, "if (blockIdx.x + threadIdx.x == 0) box[0].z = __int_as_float(3);\n" + COPY),
         differ(1, 2) + "00000002, found 0x00000003",
     ),
     "half of each tile is copied": Fault(
-        (BOUND, BOUND.replace(") {", " && threadIdx.x % 32 < 16) {")), differ(SIZE // 2, 64)
+        (COPY, "if (threadIdx.x % 32 < 16)" + COPY), differ(SIZE // 2, 64)
     ),
     "a partly filled box is dropped": Fault(
-        (BOUND, BOUND.replace("(tile", "(first_tile + TILES_PER_BOX <= tiles && tile")),
-        differ(128, SIZE - 128),
+        (COPY, "if (first_tile + TILES_PER_BOX <= tiles)" + COPY), differ(128, SIZE - 128)
     ),
     "the wait is missing": Fault(NO_WAIT),
     "the wait is for the other parity": Fault(OTHER_PARITY),

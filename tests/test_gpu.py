@@ -107,7 +107,7 @@ def test_nothing_is_written_past_the_output(gpu: str, elements: int) -> None:
     """Into the middle of a larger buffer, whose other elements must keep their poison."""
     assert overrun(gpu, sample.KERNEL, elements) == 0
     # And an overrun is seen: a kernel without the bound writes whole boxes.
-    unbounded = sample.KERNEL.replace("if (tile < tiles)", "")
+    unbounded = sample.KERNEL.replace("if (tile >= tiles) return;", "")
     assert overrun(gpu, unbounded, elements) == -elements % 512
 
 

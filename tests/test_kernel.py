@@ -109,10 +109,10 @@ def test_tensor_map_is_passed_by_value(ptx: str) -> None:
 
 def test_the_steps(ptx: str) -> None:
     """No run shows that a fence or the loop around the wait is missing. bra: one thread sets up
-    and loads, all repeat the wait, and those past the end of the output skip the rest."""
+    and loads, those past the end of the output skip the rest, and the others repeat the wait."""
     names = "prefetch|mbarrier|fence|cp.async|bar.|bra|ld.shared|st."
     found = re.findall(rf"^\s*(?:@!?%p\d+ )?((?:{names})\S*)", ptx, re.MULTILINE)
-    steps = ["bra", "prefetch.tensormap", *SETUP, *LOAD, "bar.sync", *WAIT, "bra", "bra"]
+    steps = ["bra", "prefetch.tensormap", *SETUP, *LOAD, "bar.sync", "bra", *WAIT, "bra"]
     steps += ["ld.shared", "st.global"]
     assert len(found) == len(steps), found
     assert all(map(str.startswith, found, steps)), found
