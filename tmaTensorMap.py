@@ -140,7 +140,7 @@ def compile_kernel(arch: str, source: str = KERNEL, macros: dict = MACROS) -> co
 
 def allocate(elements: int) -> list[cupy.ndarray]:
     """Return two sources and a zeroed output. Element i of the first source holds the bits of the
-    integer i, of the second those of ~i. Elements of k bytes repeat after 2^(8k) of them."""
+    integer i, of the second those of ~i. Values of k bytes repeat after 2^(8k) elements."""
     try:
         first, second, output = (cupy.zeros(elements, DTYPE) for _ in range(3))
     except cupy.cuda.memory.OutOfMemoryError as error:
