@@ -70,9 +70,10 @@ def test_troubleshooting_quotes_messages() -> None:
         "FileNotFoundError",
         "NotADirectoryError",
         "PermissionError",
+        "NVRTC_ERROR_COMPILATION",
+        "cudaErrorIllegalInstruction",
+        "CUDA_ERROR_ILLEGAL_INSTRUCTION",
     }
-    foreign |= {"cudaErrorIllegalInstruction", "CUDA_ERROR_ILLEGAL_INSTRUCTION"}
-    foreign |= {"NVRTC_ERROR_COMPILATION"}
     quoted = re.findall(r"^\| (`.+?`) (?:at|\|)", SECTIONS["Troubleshooting"], re.MULTILINE)
     texts = {text for row in quoted for text in row.strip("`").split("`, `")}
     assert len(texts) > 10
